@@ -1,0 +1,385 @@
+"""The typed schema of a run's configuration: one dataclass a group, a docstring under each field.
+
+Hydra composes the YAML files of `conf/` over these classes, so that a wrong type or an unknown key is refused while
+the command line is read. Everything here is free of torch: the login node imports it.
+
+Groups that build an object (`model`, `data`, `loss`, `optim`, `job`, `callbacks`) are open: they hold a `_target_` and that
+object's own arguments, which is how a user's class plugs in without a change to this package.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from omegaconf import MISSING
+
+
+@dataclass
+class RunConfig:
+    """Identity of the run and where it lives."""
+
+    name: Optional[str] = None
+    """Name of the run and of its folder. Null: `<job>-<model>-<digest>`, the digest taken over everything that decides
+    the result, so that the same command always means the same run and resumes it."""
+
+    root: str = "runs"
+    """Folder that holds the runs; relative to where the command is typed. On a cluster, it must be on a file system that
+    all nodes share."""
+
+    seed: int = 1234
+    """Seed of initial weights, sample order and dropout."""
+
+    on_change: str = "refuse"
+    """What to do when a run of this name exists with another configuration: `refuse` (default), or `accept`: go on from
+    its checkpoint with the new one."""
+
+
+@dataclass
+class TrainConfig:
+    """The training loop."""
+
+    steps: int = MISSING
+    """Optimizer updates to make in all, over all attempts."""
+
+    seq_len: int = MISSING
+    """Tokens in one sample."""
+
+    global_batch: int = MISSING
+    """Samples in one step, over all ranks and accumulation."""
+
+    micro_batch: Optional[int] = None
+    """Samples in one forward pass of one rank; null: the rank's whole share of the global batch. A smaller value
+    accumulates gradients, and they are communicated once a step."""
+
+    eval_every: int = 0
+    """Steps between evaluations on held-out data; 0: only at the end; -1: never."""
+
+    eval_samples: Optional[int] = None
+    """Held-out samples of one evaluation during training; null: all of them. The one at the end takes all."""
+
+    grad_clip: Optional[float] = 1.0
+    """Largest global gradient norm; larger gradients are scaled down to it. Null: no clipping."""
+
+
+@dataclass
+class ScheduleConfig:
+    """Learning rate as a pure function of the step."""
+
+    name: str = "cosine"
+    """`constant`, `cosine`, `linear` or `wsd` (warm-up, stable, decay)."""
+
+    warmup_steps: int = 0
+    """Steps over which the rate rises linearly from zero."""
+
+    min_ratio: float = 0.1
+    """Final rate over peak rate, for the schedules that decay."""
+
+    decay_fraction: float = 0.2
+    """Share of the steps that `wsd` spends on its decay."""
+
+
+@dataclass
+class OptimConfig:
+    """The optimizer."""
+
+    _target_: str = "torch.optim.AdamW"
+    """The optimizer class: any `torch.optim.Optimizer`."""
+
+    lr: float = 1e-3
+    """Peak learning rate."""
+
+    weight_decay: float = 0.1
+    """Decoupled weight decay of matrices; norms and biases are not decayed."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Further arguments of the class, such as `{betas: [0.9, 0.95], eps: 1e-8}`."""
+
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    """Learning rate schedule."""
+
+
+@dataclass
+class ParallelConfig:
+    """Degrees of the layout; their product is the number of ranks."""
+
+    dp: Optional[int] = None
+    """Data-parallel replicas; null: what the other degrees leave of the ranks."""
+
+    tp: int = 1
+    """Tensor-parallel degree."""
+
+    pp: int = 1
+    """Pipeline stages."""
+
+    zero: int = 0
+    """ZeRO stage."""
+
+    bucket_mb: int = 25
+    """Size of a gradient bucket, in MiB; buckets are reduced while the backward pass still runs."""
+
+
+@dataclass
+class PrecisionConfig:
+    """Number formats. Master weights and optimizer state are always fp32."""
+
+    compute: str = "fp32"
+    """Format of forward and backward arithmetic: `fp32` or `bf16`."""
+
+    deterministic: bool = True
+    """Use only algorithms that give the same bits each time."""
+
+
+@dataclass
+class CheckpointConfig:
+    """What is saved, when, and for how long it is kept."""
+
+    every: int = 0
+    """Steps between checkpoints; 0: only at the end and when the run is stopped."""
+
+    keep: int = 3
+    """Verified checkpoints to keep; older ones are removed. 0: keep all."""
+
+    keep_every: int = 0
+    """Keep for good the checkpoints whose step is a multiple of this; 0: none."""
+
+    save_lead_s: Optional[int] = None
+    """Seconds before the time limit at which the run saves and asks for its requeue; null: derived from the site."""
+
+    resume: str = "auto"
+    """`auto`: go on from the newest checkpoint that verifies; `never`: start from step 0 in a run without checkpoints."""
+
+
+@dataclass
+class CommConfig:
+    """How ranks talk."""
+
+    backend: str = "auto"
+    """`auto` (NCCL where every rank has a GPU, else Gloo), `nccl` or `gloo`."""
+
+    interface: Optional[str] = None
+    """Network interface for the ranks' traffic; null: the one over which rank 0 was reached."""
+
+    timeout_s: int = 600
+    """Seconds after which a collective that does not end is an error."""
+
+    rendezvous_timeout_s: int = 300
+    """Seconds that ranks wait for each other at the start."""
+
+
+@dataclass
+class PlacementConfig:
+    """Ranks and cores."""
+
+    threads_per_rank: Optional[int] = None
+    """Threads of the numeric libraries in one rank; null: `cluster.cpus_per_task`. Part of what makes results
+    repeatable bit by bit, so it does not follow the node that a restart happens to get."""
+
+
+@dataclass
+class ResilienceConfig:
+    """What happens when an attempt ends before the run does."""
+
+    restart_on_failure: bool = True
+    """Requeue a run whose ranks died, not only one that was preempted or ran out of time."""
+
+    max_attempts_without_progress: int = 3
+    """Consecutive attempts that may end without a new checkpoint before the run stops with the reason."""
+
+    max_attempts: Optional[int] = None
+    """Attempts in all; null: no limit."""
+
+    requeue_delay_s: int = 0
+    """Local runs only: seconds before a restart."""
+
+
+@dataclass
+class MonitorConfig:
+    """Records."""
+
+    log_every: int = 10
+    """Steps between metric records."""
+
+    tensorboard: bool = True
+    """Write TensorBoard files next to `events.jsonl`."""
+
+
+@dataclass
+class ContainerConfig:
+    """A container that the ranks run in."""
+
+    runtime: Optional[str] = None
+    """`apptainer` (also for Singularity) or `pyxis` (Slurm plugin of NVIDIA enroot); null: no container."""
+
+    image: Optional[str] = None
+    """Path or address of the image."""
+
+    mounts: list[str] = field(default_factory=list)
+    """Folders to mount, as `SRC` or `SRC:DST`; the run's folder is always mounted."""
+
+    arguments: list[str] = field(default_factory=list)
+    """Further words for `apptainer exec`, or further `--container-*` options for pyxis."""
+
+    python: str = "python3"
+    """Interpreter inside the image."""
+
+
+@dataclass
+class ClusterConfig:
+    """Where ranks run, and what is asked of Slurm."""
+
+    kind: str = "local"
+    """`local` (processes of this machine), `slurm` (sbatch) or `allocation` (srun inside a running `salloc`)."""
+
+    nodes: Any = 1
+    """Nodes: a number, or a range such as `2-4`, from which a restart may get any number."""
+
+    tasks_per_node: int = 1
+    """Ranks on each node."""
+
+    cpus_per_task: int = 1
+    """Cores of each rank."""
+
+    gpus_per_node: int = 0
+    """GPUs on each node."""
+
+    gpus_per_task: Optional[int] = None
+    """GPUs bound to each rank by Slurm itself; null: a rank sees all GPUs of its node and takes its own."""
+
+    gpu_type: Optional[str] = None
+    """Kind of GPU, as in `--gpus-per-node=TYPE:N`."""
+
+    partition: Optional[str] = None
+    """Partition; a comma separates several."""
+
+    account: Optional[str] = None
+    """Account that is charged."""
+
+    qos: Optional[str] = None
+    """Quality of service."""
+
+    constraint: Optional[str] = None
+    """Node features, in Slurm's syntax."""
+
+    reservation: Optional[str] = None
+    """Reservation."""
+
+    nodelist: Optional[str] = None
+    """Nodes that must be part of the allocation, as a host list."""
+
+    exclude: Optional[str] = None
+    """Nodes to avoid, as a host list."""
+
+    exclusive: bool = False
+    """Whole nodes for this run alone."""
+
+    time: str = "1:00:00"
+    """Time limit of one attempt: minutes, or `[D-]HH:MM:SS`, or `HH:MM:SS`, as sbatch reads it."""
+
+    memory: Optional[str] = None
+    """Memory of each node, such as `64G`; null: the site's default. `0`: all of it."""
+
+    memory_per_cpu: Optional[str] = None
+    """Memory of each core, such as `4G`."""
+
+    mail_user: Optional[str] = None
+    """Address for mail about the job."""
+
+    mail_type: Optional[str] = None
+    """Occasions for mail, such as `END,FAIL`."""
+
+    comment: Optional[str] = None
+    """Comment stored with the job."""
+
+    after: list[str] = field(default_factory=list)
+    """Runs (names or folders) or `jobid`s that must have ended well before this one starts."""
+
+    dependency: Optional[str] = None
+    """Any other dependency, in Slurm's own syntax."""
+
+    array_parallelism: int = 256
+    """Sweeps only: runs of the array that may be active at once."""
+
+    setup: list[str] = field(default_factory=list)
+    """Shell lines for the batch script before anything is started: `module load …`, `source …/activate`."""
+
+    python: Optional[str] = None
+    """Interpreter on the compute nodes; null: the one that runs the command."""
+
+    container: ContainerConfig = field(default_factory=ContainerConfig)
+    """Container for the ranks."""
+
+    sbatch: dict[str, Any] = field(default_factory=dict)
+    """Any other sbatch option by its long name, such as `{switches: 1, hint: nomultithread, contiguous: true}`."""
+
+    srun: dict[str, Any] = field(default_factory=dict)
+    """Any other srun option by its long name, such as `{mpi: pmi2, distribution: block}`."""
+
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables for the ranks."""
+
+    requeue: str = "auto"
+    """How the run continues after an attempt: `auto` (requeue where the site allows it, else a new submission),
+    `requeue`, `resubmit` or `never`."""
+
+
+@dataclass
+class Config:
+    """The whole configuration of a run."""
+
+    run: RunConfig = field(default_factory=RunConfig)
+    """Identity of the run."""
+
+    job: Any = MISSING
+    """What the run executes: `_target_` names a callable `(config, context) -> None`."""
+
+    model: Any = MISSING
+    """The model: `_target_` names a callable that returns a `torch.nn.Module`."""
+
+    loss: Any = MISSING
+    """The loss: `_target_` names a callable `(outputs, targets) -> (sum of losses, number of targets)`."""
+
+    data: Any = MISSING
+    """The data: `_target_` names a class with `train` and `valid` data sets."""
+
+    train: TrainConfig = field(default_factory=TrainConfig)
+    """The training loop."""
+
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    """The optimizer and its schedule."""
+
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    """The layout."""
+
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    """Number formats."""
+
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """Checkpoints."""
+
+    comm: CommConfig = field(default_factory=CommConfig)
+    """Communication."""
+
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    """Placement of ranks."""
+
+    resilience: ResilienceConfig = field(default_factory=ResilienceConfig)
+    """Restarts."""
+
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    """Records."""
+
+    callbacks: dict[str, Any] = field(default_factory=dict)
+    """Named callbacks of the training loop, each with its `_target_`."""
+
+    cluster: ClusterConfig = field(default_factory=ClusterConfig)
+    """Where ranks run."""
+
+    follow: Optional[bool] = None
+    """Show the run's progress until it ends. Null: yes for local runs, no for Slurm."""
+
+    dry_run: bool = False
+    """Print what would be submitted, and the checks, and submit nothing."""
+
+    json: bool = False
+    """Print one JSON object instead of text."""
