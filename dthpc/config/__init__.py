@@ -1,0 +1,1 @@
+"""Configuration: typed schema, composition by Hydra, cross-field checks. Free of torch."""

@@ -1,0 +1,238 @@
+"""Hydra's side of the doors: reads the command line, composes the configuration, and words what the user got wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dthpc.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+CONFIG_NAME = "config"
+
+
+def config_folder() -> Path:
+    """The folder of YAML groups: inside the package once installed, at the top of the repository in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / f"{CONFIG_NAME}.yaml").is_file():
+            return folder
+    raise UserError(
+        "the configuration files of dthpc are missing",
+        key="conf",
+        value=package / "conf",
+        instead="install the package again, or run from a complete checkout",
+    )
+
+
+def register_schema() -> None:
+    """Make the typed schema known to Hydra, as the first entry of the defaults list."""
+    from hydra.core.config_store import ConfigStore
+
+    from dthpc.config.schema import Config
+
+    ConfigStore.instance().store(name="schema", node=Config, provider="dthpc")
+
+
+def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictConfig, dict[str, str]]], bool]:
+    """Compose the configurations that a command line asks for.
+
+    Args:
+        argv: the words after the program's name.
+        program: what the user typed to get here, for help texts.
+
+    Returns:
+        One `(configuration, choices)` for each run (several under `--multirun`), `choices` being the option taken in each
+        group; and whether this is a sweep. Empty when the command line only asked for information (`--help`, `--cfg`, …),
+        which has then been printed.
+
+    Raises:
+        UserError: an unknown key, group, option, or a value of the wrong type, with the nearest valid ones.
+    """
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    register_schema()
+    found: list[tuple[DictConfig, dict[str, str]]] = []
+    sweep = False
+
+    def collect(config: DictConfig) -> None:
+        nonlocal sweep
+        # Launching waits until Hydra has composed the whole sweep: one job array, and all mistakes in one report.
+        runtime = HydraConfig.get()
+        sweep = str(runtime.mode).endswith("MULTIRUN")
+        found.append((config, {str(k): str(v) for k, v in runtime.runtime.choices.items() if v is not None}))
+
+    app = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIG_NAME)(collect)
+    with _hydra_raises(), _command_line(program, argv), _sweep_folder():
+        try:
+            app()
+        except SystemExit as end:
+            if end.code not in (0, None):
+                raise
+        except Exception as error:
+            raise _worded(error, argv) from error
+    return found, sweep
+
+
+@contextmanager
+def _sweep_folder() -> Iterator[None]:
+    # Hydra's sweeper insists on a folder for a file of its own; a run keeps its configuration in its own folder.
+    with tempfile.TemporaryDirectory(prefix="dthpc-sweep-") as folder:
+        os.environ["DTHPC_SWEEP_FOLDER"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["DTHPC_SWEEP_FOLDER"]
+
+
+@contextmanager
+def _command_line(program: str, argv: list[str]) -> Iterator[None]:
+    before = sys.argv
+    sys.argv = [program, *argv]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def _hydra_raises() -> Iterator[None]:
+    # Hydra prints errors and exits by itself unless this is set; dthpc words them and adds the nearest valid names.
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before
+
+
+def _worded(error: Exception, argv: list[str]) -> Exception:
+    """The same error as a `UserError` where it is the user's; any other error unchanged."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if isinstance(error, UserError) or not isinstance(error, (HydraException, OmegaConfBaseException)):
+        return error
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and isinstance(cause, Exception):
+        causes.append(cause)
+    for word_it in (_wrong_override, _unknown_key, _unknown_option):
+        worded = word_it(causes, argv)
+        if worded is not None:
+            return worded
+    # The innermost message says what is wrong; the outer ones say only that composing failed.
+    said = [_first_line(str(cause)) for cause in causes if str(cause).strip()]
+    return UserError("; ".join(dict.fromkeys(said)) or type(error).__name__, instead="see --help and --cfg job")
+
+
+def _wrong_override(causes: list[Exception], argv: list[str]) -> UserError | None:
+    """An override that does not parse, that holds several values outside a sweep, or a value of the wrong type."""
+    outer = str(causes[0])
+    parse = next((c for c in causes if type(c).__name__ == "OverrideParseException"), None)
+    if parse is not None:
+        word = str(getattr(parse, "override", ""))
+        return UserError(
+            "this word is neither an option nor key=value",
+            key=word,
+            instead="write key=value; quote values with special characters: 'key=\"a,b\"'",
+        )
+    ambiguous = re.search(r"Ambiguous value for argument '([^']+)'", outer)
+    if ambiguous is not None:
+        key, _, value = ambiguous.group(1).partition("=")
+        return UserError(
+            "several values, but only one run was asked",
+            key=key,
+            value=value,
+            instead=f"add -m for one run each, or write '{key}=[{value}]' for a list",
+        )
+    merging = re.search(r"Error merging override ([^=]+)=(.*)", outer)
+    wrong_type = next((str(c) for c in causes if type(c).__name__ == "ValidationError"), None)
+    if merging is not None and wrong_type is not None:
+        kind = re.search(r"could not be converted to (\w+)", wrong_type)
+        names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "text"}
+        wanted = names.get(kind.group(1), kind.group(1)) if kind else "a value of another kind"
+        return UserError("wrong type of value", key=merging.group(1), value=merging.group(2), instead=f"give {wanted}")
+    return None
+
+
+def _unknown_key(causes: list[Exception], argv: list[str]) -> UserError | None:
+    match = re.search(r"Could not override '([^']+)'", str(causes[0]))
+    if match is None:
+        return None
+    key = match.group(1)
+    value = next((word.split("=", 1)[1] for word in argv if word.startswith(f"{key}=")), None)
+    if "No match in the defaults list" in str(causes[0]):
+        return UserError(
+            "no default is set for this group",
+            key=key,
+            value=value,
+            instead=f"write +{key}={value or '…'}, with a plus sign",
+        )
+    detail = next((str(c) for c in causes[1:] if type(c).__name__ == "ValidationError"), None)
+    if detail is not None:
+        return UserError(_first_line(detail), key=key, value=value, instead="give a value of that type")
+    parent, known = _nearest_parent(key)
+    wrong = key.removeprefix(f"{parent}." if parent else "").split(".")[0]
+    return UserError(
+        "there is no such key",
+        key=key,
+        value=value,
+        instead=f"{nearest(wrong, known)} (a new key for a class of your own is written with a plus: +{key}=…)",
+    )
+
+
+def _unknown_option(causes: list[Exception], argv: list[str]) -> UserError | None:
+    for cause in causes:
+        missing = getattr(cause, "missing_cfg_file", None)
+        options = getattr(cause, "options", None)
+        if missing and options:
+            group, _, option = str(missing).rpartition("/")
+            return UserError(
+                "there is no such option of this group",
+                key=group or "--config-name",
+                value=option,
+                instead=nearest(option, options),
+            )
+        unknown = re.search(r"Could not find '([^']+)'", str(cause))
+        if unknown is not None:
+            name, _, option = unknown.group(1).rpartition("/")
+            groups = [entry.name for entry in config_folder().iterdir() if entry.is_dir()]
+            return UserError(
+                "there is no such group of configurations",
+                key=name or unknown.group(1),
+                value=option or None,
+                instead=nearest(name or unknown.group(1), groups),
+            )
+    return None
+
+
+def _nearest_parent(key: str) -> tuple[str, list[str]]:
+    """The deepest part of a dotted key that exists in the default configuration, and the keys it holds."""
+    from hydra import compose, initialize_config_dir
+    from omegaconf import DictConfig, OmegaConf
+
+    with initialize_config_dir(str(config_folder()), version_base="1.3"):
+        config = compose(CONFIG_NAME)
+    parts = key.split(".")
+    for depth in range(len(parts) - 1, -1, -1):
+        parent = ".".join(parts[:depth])
+        node = OmegaConf.select(config, parent) if parent else config
+        if isinstance(node, DictConfig):
+            return parent, [str(name) for name in node]
+    return "", []
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0].rstrip(".") if text.strip() else ""
