@@ -34,12 +34,14 @@ def config_folder() -> Path:
 
 
 def register_schema() -> None:
-    """Make the typed schema known to Hydra, as the first entry of the defaults list."""
+    """Make the typed schemas known to Hydra, for the defaults lists of the YAML files."""
     from hydra.core.config_store import ConfigStore
 
-    from dthpc.config.schema import Config
+    from dthpc.config.schema import Config, GPTModel
 
-    ConfigStore.instance().store(name="schema", node=Config, provider="dthpc")
+    store = ConfigStore.instance()
+    store.store(name="schema", node=Config, provider="dthpc")
+    store.store(group="model", name="gpt_fields", node=GPTModel, provider="dthpc")
 
 
 def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictConfig, dict[str, str]]], bool]:

@@ -383,3 +383,47 @@ class Config:
 
     json: bool = False
     """Print one JSON object instead of text."""
+
+
+@dataclass
+class GPTModel:
+    """A decoder-only transformer: the options of `dthpc.models.gpt.GPT`."""
+
+    _target_: str = "dthpc.models.gpt.GPT"
+    """The model class."""
+
+    dim: int = MISSING
+    """Width of the residual stream."""
+
+    layers: int = MISSING
+    """Transformer blocks."""
+
+    heads: int = MISSING
+    """Attention heads; `dim` divides by it."""
+
+    kv_heads: Optional[int] = None
+    """Heads of keys and values (grouped-query attention); null: as many as `heads`."""
+
+    hidden: Optional[int] = None
+    """Width of the feed-forward layer; null: 4·dim, or about 8/3·dim for SwiGLU."""
+
+    vocab_size: Optional[int] = None
+    """Rows of the embedding; null: what the data's tokenizer has."""
+
+    max_seq_len: Optional[int] = None
+    """Longest sequence; null: `train.seq_len`."""
+
+    norm: str = "rms"
+    """`rms` or `layer`."""
+
+    position: str = "rope"
+    """`rope` or `learned`."""
+
+    mlp: str = "swiglu"
+    """`swiglu` or `gelu`."""
+
+    tie_embeddings: bool = True
+    """Use the embedding's matrix for the output as well."""
+
+    dropout: float = 0.0
+    """Share of activations dropped in training."""

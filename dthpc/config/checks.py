@@ -1,0 +1,197 @@
+"""Mistakes that no single field shows: found before anything is launched, and reported all together."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from dthpc.config.schema import Config
+from dthpc.errors import UserError, nearest
+
+WORDS = {
+    "run.on_change": ("refuse", "accept"),
+    "optim.schedule.name": ("constant", "cosine", "linear", "wsd"),
+    "precision.compute": ("fp32", "bf16"),
+    "comm.backend": ("auto", "gloo", "nccl"),
+    "checkpoint.resume": ("auto", "never"),
+    "cluster.kind": ("local", "slurm", "allocation"),
+    "cluster.requeue": ("auto", "requeue", "resubmit", "never"),
+    "cluster.container.runtime": (None, "apptainer", "pyxis"),
+}
+# Smallest value of each number; None in the configuration means that it is not set.
+SMALLEST = {
+    "train.steps": 1,
+    "train.seq_len": 1,
+    "train.global_batch": 1,
+    "train.micro_batch": 1,
+    "train.eval_every": -1,
+    "train.eval_samples": 1,
+    "optim.schedule.warmup_steps": 0,
+    "parallel.dp": 1,
+    "parallel.tp": 1,
+    "parallel.pp": 1,
+    "parallel.bucket_mb": 1,
+    "checkpoint.every": 0,
+    "checkpoint.keep": 0,
+    "checkpoint.keep_every": 0,
+    "checkpoint.save_lead_s": 1,
+    "comm.timeout_s": 1,
+    "comm.rendezvous_timeout_s": 1,
+    "placement.threads_per_rank": 1,
+    "resilience.max_attempts_without_progress": 1,
+    "resilience.max_attempts": 1,
+    "resilience.requeue_delay_s": 0,
+    "monitor.log_every": 1,
+    "cluster.tasks_per_node": 1,
+    "cluster.cpus_per_task": 1,
+    "cluster.gpus_per_node": 0,
+    "cluster.gpus_per_task": 1,
+    "cluster.array_parallelism": 1,
+}
+
+
+def find_mistakes(config: Any) -> list[UserError]:
+    """Every mistake in a composed configuration, whatever machine it will run on.
+
+    Args:
+        config: the composed and resolved configuration.
+
+    Returns:
+        One error for each mistake; empty when there is none.
+    """
+    errors: list[UserError] = []
+    for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, _targets):
+        errors.extend(check(config))
+    for check_room in _room_checks():
+        errors.extend(check_room(config))
+    return errors
+
+
+def _room_checks() -> list[Callable[[Any], list[UserError]]]:
+    # Each room knows what its own part allows; these modules are free of torch.
+    from dthpc.models import check as models
+    from dthpc.parallel import layout
+
+    return [models.check, layout.check]
+
+
+def _top_level(config: Any) -> Iterator[UserError]:
+    known = [item.name for item in fields(Config)]
+    for key in config:
+        if key not in known:
+            yield UserError(
+                "there is no such group or key", key=str(key), value=_shown(config[key]), instead=nearest(key, known)
+            )
+
+
+def _words(config: Any) -> Iterator[UserError]:
+    for key, valid in WORDS.items():
+        value = _get(config, key)
+        if value not in valid:
+            words = [str(word) for word in valid if word is not None]
+            yield UserError("no such choice", key=key, value=value, instead=nearest(str(value), words))
+
+
+def _ranges(config: Any) -> Iterator[UserError]:
+    for key, smallest in SMALLEST.items():
+        value = _get(config, key)
+        if value is not None and value < smallest:
+            yield UserError("too small", key=key, value=value, instead=f"give at least {smallest}")
+
+
+def _names(config: Any) -> Iterator[UserError]:
+    name = config.run.name
+    if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}", name):
+        safe = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")[:128] or "run-1"
+        yield UserError(
+            "a run's name becomes a folder: letters, digits and . _ + - only, at most 128, not starting with a dot or dash",
+            key="run.name",
+            value=name,
+            instead=f"run.name={safe}",
+        )
+
+
+def _optimizer(config: Any) -> Iterator[UserError]:
+    if config.optim.lr <= 0:
+        yield UserError("a learning rate is positive", key="optim.lr", value=config.optim.lr, instead="optim.lr=1e-3")
+    warmup, steps = config.optim.schedule.warmup_steps, config.train.steps
+    if warmup > steps:
+        yield UserError(
+            f"the warm-up is longer than the whole run of train.steps={steps}",
+            key="optim.schedule.warmup_steps",
+            value=warmup,
+            instead=f"optim.schedule.warmup_steps={max(steps // 10, 0)}, or more steps",
+        )
+    clip = config.train.grad_clip
+    if clip is not None and clip <= 0:
+        yield UserError(
+            "a gradient norm to clip to is positive", key="train.grad_clip", value=clip, instead="1.0, or null"
+        )
+    for key in ("optim.schedule.min_ratio", "optim.schedule.decay_fraction"):
+        if not 0 <= _get(config, key) <= 1:
+            yield UserError("a share lies between 0 and 1", key=key, value=_get(config, key), instead="0.1")
+
+
+def _batch(config: Any) -> Iterator[UserError]:
+    micro, whole = config.train.micro_batch, config.train.global_batch
+    if micro is not None and micro > whole:
+        yield UserError(
+            f"larger than the whole step of train.global_batch={whole} samples",
+            key="train.micro_batch",
+            value=micro,
+            instead=f"at most {whole}, or null",
+        )
+
+
+def _targets(config: Any) -> Iterator[UserError]:
+    nodes = {name: config.get(name) for name in ("job", "model", "loss", "data", "optim")}
+    nodes.update({f"callbacks.{name}": node for name, node in (config.get("callbacks") or {}).items()})
+    for key, node in nodes.items():
+        target = node.get("_target_") if hasattr(node, "get") else None
+        if not isinstance(target, str) or "." not in target:
+            yield UserError(
+                "names no class or function to call",
+                key=f"{key}._target_",
+                value=target,
+                instead="package.module.Name",
+            )
+        # Inside a container, the class may exist there and not here.
+        elif config.cluster.container.runtime is None and not _exists(target):
+            yield UserError(
+                f"no module {target.rpartition('.')[0]} can be found here",
+                key=f"{key}._target_",
+                value=target,
+                instead="check the spelling, install its package, or add its folder to PYTHONPATH",
+            )
+
+
+def _exists(target: str) -> bool:
+    """Whether the module of a dotted name is there, without importing it: its imports may need a GPU, or torch."""
+    parts = target.split(".")
+    try:
+        spec = importlib.util.find_spec(parts[0])
+    except (ImportError, ValueError):
+        return False
+    if spec is None:
+        return False
+    folders = [Path(folder) for folder in spec.submodule_search_locations or []]
+    if not folders:
+        return True
+    inner = parts[1]
+    # One level is enough to catch a misspelt module; deeper names may be attributes that only importing shows.
+    found = any((folder / f"{inner}.py").is_file() or (folder / inner).is_dir() for folder in folders)
+    return found or any((folder / "__init__.py").is_file() and len(parts) == 2 for folder in folders)
+
+
+def _get(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config.get(part) if config is not None else None
+    return config
+
+
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, (str, int, float, bool)) else None
