@@ -1,0 +1,81 @@
+"""Processes: who is ours, who is alive, and how to end them without ever hitting a stranger.
+
+A daemon is known by its pid and the instant it started, so that a recycled pid is never killed. Everything else that a
+cluster started, jobs' orphans included, is known by the network namespace it sits in.
+"""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def start_time(stat):
+    """The start time, in clock ticks since boot, from a line of /proc/PID/stat; None for a zombie."""
+    # The command name, in parentheses, may hold blanks and parentheses itself.
+    fields = stat.rpartition(")")[2].split()
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def alive_pid(pidfile):
+    """The pid of the process that wrote its /proc/PID/stat line into `pidfile`, or None once it is gone."""
+    try:
+        recorded = Path(pidfile).read_text()
+        pid = int(recorded.split(" ", 1)[0])
+        current = Path(f"/proc/{pid}/stat").read_text()
+    except (OSError, ValueError):
+        return None
+    started = start_time(current)
+    return pid if started is not None and started == start_time(recorded) else None
+
+
+def pids():
+    """Every process of this machine."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
+def members(namespaces):
+    """The live processes inside the given network namespaces, a set of (device, inode)."""
+    return [pid for pid in pids() if namespace_of(f"/proc/{pid}/ns/net") in namespaces]
+
+
+def namespace_of(path):
+    """What identifies a namespace file: (device, inode), or None where there is none (a zombie has none)."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def kill_members(namespaces, seconds=10):
+    """SIGKILL all that lives in the namespaces, until nothing does; returns those that would not die."""
+    deadline = time.monotonic() + seconds
+    while left := members(namespaces):
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return left
+        time.sleep(0.02)
+    return []
+
+
+def kill(pid, number):
+    """Send a signal; a process that just ended is no error."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def wait_gone(pidfile, seconds=5):
+    """Wait until the recorded process has ended; False if it has not."""
+    return wait_for(lambda: alive_pid(pidfile) is None, seconds)
+
+
+def wait_for(ready, seconds, pause=0.03):
+    """Poll `ready()` until it holds, at most `seconds`; returns its last answer."""
+    deadline = time.monotonic() + seconds
+    while not (answer := ready()) and time.monotonic() < deadline:
+        time.sleep(pause)
+    return answer
