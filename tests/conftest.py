@@ -1,0 +1,60 @@
+"""What all tests share: above all one real Slurm cluster for the whole session."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+# A test may need as many threads as ranks; more would only fight for the cores and change timings.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+
+
+def missing_for_slurm() -> str | None:
+    """Why no real Slurm can be started here, or None when it can."""
+    if os.geteuid() != 0:
+        return "a Slurm of one's own needs root (network namespaces)"
+    absent = [tool for tool in ("slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare") if not shutil.which(tool)]
+    if absent:
+        return f"not installed: {', '.join(absent)} (slurm/minicluster install)"
+    probe = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        return "this machine allows no network namespaces"
+    return None
+
+
+@pytest.fixture(scope="session")
+def minicluster() -> Iterator[object]:
+    """A real Slurm of three nodes with accounting, up for the whole session: a `mini.Cluster`."""
+    reason = missing_for_slurm()
+    if reason is not None:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must run the real Slurm: {reason}")
+        pytest.skip(reason)
+    from mini import Cluster
+
+    cluster = Cluster(name=f"tests{os.getpid()}")
+    cluster.up()
+    try:
+        yield cluster
+    finally:
+        cluster.down()
+
+
+@pytest.fixture(scope="session")
+def token_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of packed tokens for the session, so that only the first test packs."""
+    return tmp_path_factory.mktemp("tokens")
+
+
+@pytest.fixture
+def python() -> str:
+    """The interpreter that runs the tests, for the commands that a test types."""
+    return sys.executable
