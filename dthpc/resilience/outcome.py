@@ -1,0 +1,132 @@
+"""How ranks ended, and what that says about the attempt. Free of torch: status reads it on the login node."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dthpc.resilience.stop import EXIT_STOPPED
+from dthpc.rundir import AttemptDir, read_json, write_json
+
+EXIT_FINISHED = 0
+EXIT_CRASH = 1
+EXIT_USER_ERROR = 2
+
+CODES = {"finished": EXIT_FINISHED, "preempted": EXIT_STOPPED, "user_error": EXIT_USER_ERROR, "crash": EXIT_CRASH}
+"""Exit code of a rank for each cause that it can tell itself."""
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """A rank's own account of its end, in `attempts/<n>/rank-XXXXX.json`.
+
+    `srun` reports one code for all ranks, and after the first failure it is that of a killed peer. So each rank leaves
+    its own account, and the first failure in time is the cause.
+    """
+
+    rank: int
+    """Number of the rank."""
+
+    cause: str
+    """`finished`, `preempted` (asked to stop, state saved), `user_error` or `crash`."""
+
+    signal: str | None = None
+    """Stop signal that the rank had received."""
+
+    error: str | None = None
+    """The error in one line."""
+
+    traceback_tail: list[str] | None = None
+    """Last lines of the traceback of a crash."""
+
+    step: int | None = None
+    """Last step that was done."""
+
+    time: float = field(default_factory=time.time)
+    """When the rank ended, in Unix seconds."""
+
+    host: str = field(default_factory=socket.gethostname)
+    """Node of the rank."""
+
+    @property
+    def code(self) -> int:
+        """Exit code of the rank."""
+        return CODES[self.cause]
+
+    def write(self, attempt: AttemptDir) -> None:
+        """Leave the record in the attempt's folder."""
+        write_json(attempt.rank_exit(self.rank), {**asdict(self), "code": self.code})
+
+
+def read_records(attempt: AttemptDir) -> dict[int, RankRecord]:
+    """The records that the ranks of an attempt left, by rank."""
+    records = {}
+    for path in sorted(attempt.path.glob("rank-*.json")):
+        stored = read_json(path)
+        if isinstance(stored, dict) and stored.get("cause") in CODES:
+            stored.pop("code", None)
+            record = RankRecord(**stored)
+            records[record.rank] = record
+    return records
+
+
+def first_failure(records: Iterable[RankRecord]) -> RankRecord | None:
+    """The failure that came first in time; the later ones are usually its echo in the other ranks."""
+    failures = [record for record in records if record.cause in ("crash", "user_error")]
+    return min(failures, key=lambda record: record.time, default=None)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the keeper saw of an attempt's end, before anybody is asked why."""
+
+    world_size: int
+    """Ranks that were started."""
+
+    records: dict[int, RankRecord]
+    """Accounts of the ranks that left one."""
+
+    exit_codes: dict[str, int]
+    """Exit codes of the processes that the keeper started: `{"srun": 143}`, or one entry for each local rank.
+    Negative: the number of the signal that ended the process."""
+
+    asked: str | None = None
+    """What somebody asked of the keeper itself: `preempt`, `stop`, or nothing."""
+
+    signals: tuple[str, ...] = ()
+    """Signals that the keeper received, in order."""
+
+    log_causes: tuple[str, ...] = ()
+    """Causes that srun's messages name, such as `time_limit` for `DUE TO TIME LIMIT`."""
+
+    @property
+    def all_finished(self) -> bool:
+        """Whether every rank says that the run is finished."""
+        return len(self.records) == self.world_size and all(
+            record.cause == "finished" for record in self.records.values()
+        )
+
+    @property
+    def any_stopped(self) -> bool:
+        """Whether a rank says that it stopped on request with its state saved."""
+        return any(record.cause == "preempted" for record in self.records.values())
+
+    @property
+    def failure(self) -> RankRecord | None:
+        """The first failure that a rank told."""
+        return first_failure(self.records.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """What `end.json` keeps of it."""
+        failure = self.failure
+        return {
+            "world_size": self.world_size,
+            "exit_codes": self.exit_codes,
+            "rank_codes": {str(rank): record.code for rank, record in sorted(self.records.items())},
+            "asked": self.asked,
+            "signals": list(self.signals),
+            "first_failure": None if failure is None else {**asdict(failure), "code": failure.code},
+        }
