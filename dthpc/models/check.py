@@ -1,0 +1,104 @@
+"""What can be wrong with a model's configuration, found without torch on the login node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dthpc.errors import UserError, nearest
+
+GPT_TARGET = "dthpc.models.gpt.GPT"
+WORDS = {"norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu")}
+
+
+def default_hidden(dim: int, mlp: str) -> int:
+    """Width of the feed-forward where none is given: 4·dim, or 8/3·dim rounded up to a multiple of 32 for SwiGLU."""
+    return 4 * dim if mlp != "swiglu" else -(-8 * dim // 3 // 32) * 32
+
+
+def check(config: Any) -> list[UserError]:
+    """Mistakes in `config.model`, alone and against `config.train.seq_len`.
+
+    Args:
+        config: the whole configuration. Models other than this package's GPT are not looked into.
+    """
+    model = config.model
+    if model.get("_target_") != GPT_TARGET:
+        return []
+    errors = find_mistakes(model)
+    seq_len, longest = config.train.seq_len, model.get("max_seq_len")
+    if _is_size(seq_len) and _is_size(longest) and seq_len > longest:
+        errors.append(
+            UserError(
+                f"a sequence of {seq_len} tokens is longer than the model's model.max_seq_len={longest}",
+                key="train.seq_len",
+                value=seq_len,
+                instead=f"train.seq_len={longest}, or model.max_seq_len={seq_len}",
+            )
+        )
+    return errors
+
+
+def find_mistakes(fields: Mapping[str, Any]) -> list[UserError]:
+    """Mistakes in a GPT's fields; fields that are absent or None are not looked at."""
+    errors = _find_bad_values(fields)
+    if errors:
+        return errors
+    dim, heads, kv_heads = (fields.get(name) for name in ("dim", "heads", "kv_heads"))
+    if dim and heads and dim % heads:
+        fitting = [count for count in range(1, dim + 1) if dim % count == 0]
+        closest = min(fitting, key=lambda count: abs(count - heads))
+        errors.append(
+            UserError(
+                f"model.dim={dim} does not divide into {heads} heads (remainder {dim % heads})",
+                key="model.heads",
+                value=heads,
+                instead=f"model.heads={closest}, or model.dim={-(-dim // heads) * heads}",
+            )
+        )
+    elif dim and heads and fields.get("position") == "rope" and dim // heads % 2:
+        errors.append(
+            UserError(
+                f"rotary positions turn pairs, but one head has {dim // heads} values (model.dim={dim} / {heads} heads)",
+                key="model.position",
+                value="rope",
+                instead=f"model.dim={2 * dim}, or model.position=learned",
+            )
+        )
+    if heads and kv_heads and heads % kv_heads:
+        closest = max(count for count in range(1, kv_heads + 1) if heads % count == 0)
+        errors.append(
+            UserError(
+                f"model.heads={heads} query heads do not divide among {kv_heads} key/value heads",
+                key="model.kv_heads",
+                value=kv_heads,
+                instead=f"model.kv_heads={closest}",
+            )
+        )
+    return errors
+
+
+def _find_bad_values(fields: Mapping[str, Any]) -> list[UserError]:
+    errors = []
+    for name in ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden", "max_seq_len"):
+        value = fields.get(name)
+        if value is not None and not _is_size(value):
+            errors.append(
+                UserError("a size is a whole number of at least 1", key=f"model.{name}", value=value, instead="1 or more")
+            )
+    for name, words in WORDS.items():
+        value = fields.get(name)
+        if value is not None and value not in words:
+            errors.append(
+                UserError("unknown word", key=f"model.{name}", value=value, instead=nearest(str(value), words))
+            )
+    dropout = fields.get("dropout")
+    if dropout is not None and not 0 <= dropout < 1:
+        errors.append(
+            UserError("a probability below 1 is needed", key="model.dropout", value=dropout, instead="for example 0.1")
+        )
+    return errors
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

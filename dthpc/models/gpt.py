@@ -1,0 +1,139 @@
+"""A decoder-only transformer language model."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from dthpc.errors import raise_together
+from dthpc.models.check import default_hidden, find_mistakes
+from dthpc.models.layers import GELU, Attention, SwiGLU, make_norm, rope_table
+
+INIT_STD = 0.02
+
+
+class Block(nn.Module):
+    """One pre-norm layer: attention and feed-forward, each on the residual stream."""
+
+    def __init__(
+        self, dim: int, heads: int, kv_heads: int, hidden: int, *, norm: str, mlp: str, bias: bool, dropout: float
+    ) -> None:
+        super().__init__()
+        self.attention_norm = make_norm(norm, dim)
+        self.attention = Attention(dim, heads, kv_heads, bias=bias, dropout=dropout)
+        self.mlp_norm = make_norm(norm, dim)
+        self.mlp = SwiGLU(dim, hidden, bias=bias) if mlp == "swiglu" else GELU(dim, hidden, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Map the residual stream `[B, T, dim]` to itself."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), rope))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class GPT(nn.Module):
+    """Decoder-only transformer: tokens `[B, T]` to logits `[B, T, vocab_size]`.
+
+    Layers are held by number in a `ModuleDict`, so that a pipeline stage that keeps only some of them keeps their
+    global names. Initial values are set by `dthpc.models.init.init_parameters`, by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        dim: int = 256,
+        layers: int = 4,
+        heads: int = 4,
+        kv_heads: int | None = None,
+        hidden: int | None = None,
+        max_seq_len: int = 256,
+        norm: str = "rms",
+        position: str = "rope",
+        mlp: str = "swiglu",
+        tie_embeddings: bool = True,
+        dropout: float = 0.0,
+    ) -> None:
+        """Build the model; its parameters hold no values worth using before `init_parameters`.
+
+        Args:
+            vocab_size: number of tokens.
+            dim: width of the residual stream.
+            layers: number of blocks.
+            heads: number of query heads; divides `dim`.
+            kv_heads: number of key/value heads; divides `heads`; None means as many as `heads`.
+            hidden: width of the feed-forward; None means 4·dim for GELU, and for SwiGLU about 8/3·dim, the same
+                number of parameters.
+            max_seq_len: longest sequence.
+            norm: "rms" or "layer".
+            position: "rope" or "learned".
+            mlp: "swiglu" or "gelu".
+            tie_embeddings: whether the output layer uses the token embedding's weights.
+            dropout: probability, in the attention weights, after each sub-layer and after the embedding.
+
+        Raises:
+            UserError: sizes that do not fit each other, or an unknown word.
+        """
+        super().__init__()
+        kv_heads = heads if kv_heads is None else kv_heads
+        hidden = default_hidden(dim, mlp) if hidden is None else hidden
+        raise_together(find_mistakes(locals()))
+        self.layers_total = layers
+        self.max_seq_len = max_seq_len
+        self.tie_embeddings = tie_embeddings
+        # LayerNorm models carry biases as GPT-2 does; RMSNorm models have none, as LLaMA.
+        bias = norm == "layer"
+        self.embed = nn.Embedding(vocab_size, dim)
+        self.position = nn.Embedding(max_seq_len, dim) if position == "learned" else None
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleDict(
+            {
+                str(number): Block(dim, heads, kv_heads, hidden, norm=norm, mlp=mlp, bias=bias, dropout=dropout)
+                for number in range(layers)
+            }
+        )
+        self.norm = make_norm(norm, dim)
+        self.head = nn.Linear(dim, vocab_size, bias=False)
+        if tie_embeddings:
+            self.head.weight = self.embed.weight
+        cos, sin = rope_table(dim // heads, max_seq_len) if position == "rope" else (None, None)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of the next token.
+
+        Args:
+            tokens: int64 `[B, T]`, T at most `max_seq_len`.
+
+        Returns:
+            `[B, T, vocab_size]`, fp32, or the autocast dtype.
+        """
+        length = tokens.shape[1]
+        x = self.embed(tokens)
+        rope = None
+        if self.position is not None:
+            x = x + self.position.weight[:length]
+        else:
+            rope = (self.rope_cos[:length], self.rope_sin[:length])
+        x = self.dropout(x)
+        for block in self.blocks.values():
+            x = block(x, rope)
+        return self.head(self.norm(x))
+
+    @torch.no_grad()
+    def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
+        """Fill one parameter with its initial values, drawn from `generator` alone.
+
+        Matrices are normal with deviation 0.02; those that write to the residual stream are scaled down by
+        √(2·layers), so that its variance does not grow with depth (Radford et al. 2019). Norms start at one, biases at
+        zero.
+        """
+        if parameter.dim() < 2:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            return
+        writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+        std = INIT_STD / math.sqrt(2 * self.layers_total) if writes_residual else INIT_STD
+        parameter.normal_(0.0, std, generator=generator)
