@@ -38,11 +38,9 @@ def read_tail(path: Path, want: Collection[str], block: int = BLOCK, limit: int 
     Raises:
         OSError: the file exists and cannot be read.
     """
-    try:
-        file = open(path, "rb", buffering=0)
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         return Tail([], 0)
-    with file:
+    with open(path, "rb", buffering=0) as file:
         end = file.seek(0, os.SEEK_END)
         start, data = _read_back(file.fileno(), end, min(block, end))
         whole = data.rfind(b"\n") + 1
@@ -97,7 +95,7 @@ def _read_back(descriptor: int, stop: int, length: int) -> tuple[int, bytes]:
 def _newest_of(data: bytes, kinds: Collection[str]) -> list[dict[str, Any]]:
     found = []
     for kind in kinds:
-        # The writer puts the kind near the front, without spaces: searching bytes is far cheaper than parsing all lines.
+        # The log is written without spaces: to search its bytes is far cheaper than to parse all lines.
         mark = f'"kind":"{kind}"'.encode()
         at = data.rfind(mark)
         while at >= 0:

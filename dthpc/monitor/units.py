@@ -10,7 +10,7 @@ UNKNOWN = "–"
 
 
 def number(value: object) -> float | None:
-    """A field of an event as a float; `None` where it is absent or no number. Non-finite values were written as text."""
+    """A field of an event as a float; `None` where it is absent or no number. Non-finite values are written as text."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     try:

@@ -17,9 +17,11 @@ STEP = {"time": 1.0, "kind": "step", "step": 120, "loss": 2.41, "tokens_per_s": 
 
 def test_the_bar_fits_any_width_and_keeps_the_loss_longest() -> None:
     progress = fold([{"kind": "train_start", "total_steps": 200}, STEP])
-    lines = {width: bar_line(progress, 1.0, width) for width in range(0, 140)}
+    lines = {width: bar_line(progress, 1.0, width) for width in range(140)}
     assert all(len(line) <= width for width, line in lines.items())
-    assert lines[139].startswith(" 60% ━━━━━━━━━━━━━━──────────  step 120/200  loss 2.410  18.2k tok/s  412 ms/step  ETA 33 s")
+    assert lines[139].startswith(
+        " 60% ━━━━━━━━━━━━━━──────────  step 120/200  loss 2.410  18.2k tok/s  412 ms/step  ETA 33 s"
+    )
     assert lines[40].startswith("step 120/200  loss 2.410")
 
 
@@ -67,7 +69,10 @@ def test_each_event_has_its_line(event: dict[str, Any], text: str | None) -> Non
 def test_a_preemption_says_what_is_safe_and_what_comes() -> None:
     saved = {"kind": "checkpoint_saved", "step": 120}
     end = {"kind": "attempt_end", "attempt": 0, "cause": "preempted", "decision": "requeue", "reason": "SIGTERM"}
-    assert told(end, STEP, saved) == "preempted at step 120, checkpoint of step 120 saved; waiting for the restart (SIGTERM)"
+    assert (
+        told(end, STEP, saved)
+        == "preempted at step 120, checkpoint of step 120 saved; waiting for the restart (SIGTERM)"
+    )
 
 
 def test_a_step_as_a_log_line() -> None:

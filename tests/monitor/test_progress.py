@@ -64,18 +64,21 @@ def test_a_restart_starts_from_the_step_it_resumed_at() -> None:
     ]
     progress = fold(events)
     assert (progress.attempt, progress.step, progress.resumed_from, progress.job_id) == (1, 8, 8, "12")
-    assert progress.attempt_end is None and progress.eta(202.0) is None
+    assert progress.attempt_end is None
+    assert progress.eta(202.0) is None
 
 
 def test_non_finite_numbers_are_kept_as_such() -> None:
     loss = fold([at(1.0, "step", step=1, loss="nan")]).loss
-    assert loss is not None and loss != loss
+    assert loss is not None
+    assert loss != loss
 
 
 def test_fields_of_the_wrong_type_do_not_break_it() -> None:
     progress = Progress()
     progress.apply({"kind": "step", "step": "x", "loss": [1], "time": None, "attempt": {}})
-    assert progress.step is None and progress.loss is None
+    assert progress.step is None
+    assert progress.loss is None
 
 
 def test_a_kind_it_does_not_know_is_passed_over() -> None:

@@ -50,4 +50,5 @@ def test_number_reads_what_the_event_log_writes(value: object, found: float | No
 
 
 def test_integer_refuses_what_is_not_finite() -> None:
-    assert units.integer("inf") is None and units.integer(7.0) == 7
+    assert units.integer("inf") is None
+    assert units.integer(7.0) == 7

@@ -1,0 +1,102 @@
+"""The last screen of a run: what it reached and where everything lies."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from dthpc.monitor.narrate import step_text
+from dthpc.monitor.progress import Progress
+from dthpc.monitor.units import count, decimal, duration, milliseconds, number
+from dthpc.rundir import RunDir
+
+
+def summary_lines(run: RunDir, progress: Progress, checkpoint: Path | None, attempts: int) -> list[str]:
+    """The summary of a finished training.
+
+    Args:
+        run: the run.
+        progress: what its events add up to.
+        checkpoint: the newest verified checkpoint, if there is one.
+        attempts: how many attempts it took.
+
+    Returns:
+        Aligned lines; a line about something that the run did not record is left out.
+    """
+    took = number((progress.train_end or {}).get("seconds"))
+    spent = f" in {duration(took)}" if took is not None else ""
+    tries = f", {attempts} attempts" if attempts > 1 else ""
+    rows = [
+        ("finished", f"{run.name}: step {step_text(progress)}{spent}{tries}"),
+        ("loss", _losses(progress)),
+        ("bits per byte", _bits(progress)),
+        ("throughput", _throughput(progress)),
+        *place_rows(run, checkpoint),
+        ("details", f"python -m dthpc.status {run_word(run)}"),
+        ("go on", f"the same command with run.name={run.name} run.on_change=accept and more train.steps"),
+    ]
+    return aligned([(label, text) for label, text in rows if text])
+
+
+def place_rows(run: RunDir, checkpoint: Path | None) -> list[tuple[str, str]]:
+    """Where everything of a run lies, as labels and texts."""
+    rows = [("folder", short_path(run.path))]
+    if checkpoint is not None:
+        rows.append(("checkpoint", short_path(checkpoint)))
+    if run.tensorboard.is_dir():
+        rows.append(("curves", f"tensorboard --logdir {shlex.quote(short_path(run.tensorboard))}"))
+    return rows
+
+
+def aligned(rows: list[tuple[str, str]]) -> list[str]:
+    """Labels and texts as lines with the texts in one column."""
+    width = max((len(label) for label, _ in rows), default=0)
+    return [f"{label:<{width}}  {text}".rstrip() for label, text in rows]
+
+
+def run_word(run: RunDir) -> str:
+    """What to type for a run: its name where it lies under `runs/` of this folder, else its path."""
+    if run.path.parent == Path(os.path.abspath("runs")):
+        return shlex.quote(run.name)
+    return shlex.quote(short_path(run.path))
+
+
+def short_path(path: Path) -> str:
+    """A path relative to this folder where it lies inside of it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, FileNotFoundError):
+        return str(path)
+
+
+def _losses(progress: Progress) -> str:
+    parts = []
+    if progress.loss is not None:
+        parts.append(f"{decimal(progress.loss, 4)} training")
+    if progress.eval_loss is not None:
+        parts.append(f"{decimal(progress.eval_loss, 4)} held-out")
+    return ", ".join(parts) + " (nats a token)" if parts else ""
+
+
+def _bits(progress: Progress) -> str:
+    if progress.bits_per_byte is None:
+        return ""
+    text = f"{decimal(progress.bits_per_byte)} held-out"
+    baseline = progress.bigram_bits_per_byte
+    if baseline is None:
+        return text
+    gain = baseline - progress.bits_per_byte
+    verdict = f"{decimal(abs(gain))} {'better' if gain >= 0 else 'worse'}"
+    return f"{text}; a bigram model: {decimal(baseline)} ({verdict} than it)"
+
+
+def _throughput(progress: Progress) -> str:
+    end = progress.train_end or {}
+    rate = number(end.get("tokens_per_s"))
+    rate = progress.tokens_per_s if rate is None else rate
+    if rate is None:
+        return ""
+    ranks = f" over {progress.world_size} ranks" if progress.world_size and progress.world_size > 1 else ""
+    pace = f", {milliseconds(progress.step_time)} a step" if progress.step_time is not None else ""
+    return f"{count(rate)} tokens/s{ranks}{pace}"
