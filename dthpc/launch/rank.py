@@ -1,0 +1,260 @@
+"""One rank: `python -m dthpc.launch.rank RUN_DIR`, started by `srun` or by the local keeper.
+
+The order of things matters. Stop signals are caught before anything slow is imported, so that a rank which is preempted
+while it starts does not die of it; the numbers of threads are set before torch reads them; and whatever happens, the
+rank leaves its own account of its end, because `srun` reports only one code for all.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dthpc.errors import UserError
+from dthpc.launch.identity import RankIdentity, from_environment
+from dthpc.launch.plan import LaunchPlan
+from dthpc.resilience.outcome import EXIT_CRASH, EXIT_USER_ERROR, RankRecord
+from dthpc.resilience.stop import StopFlag, Stopped, die_with_parent
+from dthpc.rundir import RunDir
+
+if TYPE_CHECKING:
+    import torch
+
+    from dthpc.comm.rendezvous import Rendezvous
+    from dthpc.launch.context import RankContext
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+_TRACEBACK_LINES = 30
+_EXIT_GUARD_S = 60.0
+
+
+def main(arguments: list[str]) -> int:
+    """Run one rank to its end.
+
+    Returns:
+        0 finished, 75 stopped on request with its state saved, 2 user error. A crash does not return: it ends the
+        process with 1 at once, since threads of a broken process group may never end.
+    """
+    stop = StopFlag().install()
+    faulthandler.enable()
+    try:
+        run = RunDir(Path(arguments[0]))
+        identity = from_environment(os.environ)
+        plan = LaunchPlan.read(run)
+    except UserError as error:
+        print(f"dthpc: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    if "DTHPC_KEEPER_PID" in os.environ:
+        die_with_parent(signal.SIGKILL, parent=int(os.environ["DTHPC_KEEPER_PID"]))
+    for variable in THREAD_VARIABLES:
+        os.environ[variable] = str(plan.threads_per_rank)
+    return _Rank(run, identity, plan, stop).live()
+
+
+class _Rank:
+    """The life of a rank, from its configuration to its exit record."""
+
+    def __init__(self, run: RunDir, identity: RankIdentity, plan: LaunchPlan, stop: StopFlag) -> None:
+        self.run = run
+        self.identity = identity
+        self.plan = plan
+        self.stop = stop
+        self.meeting: Rendezvous | None = None
+        self.context: RankContext | None = None
+
+    def live(self) -> int:
+        """Do the job, record how it ended, and take the process group down."""
+        record = self._do_job()
+        record.write(self.run.attempt(self.identity.attempt))
+        if record.cause in ("crash", "user_error"):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(record.code)
+        # Threads of the user's libraries may keep a process alive for ever; the record already tells how it ended.
+        faulthandler.dump_traceback_later(_EXIT_GUARD_S, exit=True)
+        self._take_down()
+        return record.code
+
+    def _do_job(self) -> RankRecord:
+        try:
+            config = self._prepare()
+            job = resolve_target(str(config.job["_target_"]))
+            job(config, self.context)
+        except Stopped as stopped:
+            return self._record("preempted", step=stopped.step)
+        except UserError as error:
+            print(f"dthpc: {error}", file=sys.stderr)
+            return self._record("user_error", error=error.message())
+        except BaseException as error:
+            traceback.print_exc()
+            lines = traceback.format_exc().rstrip().splitlines()
+            summary = "".join(traceback.format_exception_only(type(error), error)).strip()
+            return self._record("crash", error=" ".join(summary.split()), tail=lines[-_TRACEBACK_LINES:])
+        return self._record("finished")
+
+    def _prepare(self) -> Any:
+        """Load the configuration and torch, meet the other ranks, and fill the context."""
+        loading = _ConfigLoader(self.run.config)
+        import torch
+
+        from dthpc.comm.backend import choose_backend
+        from dthpc.comm.rendezvous import connect
+        from dthpc.launch.context import RankContext
+
+        config = loading.result()
+        device = choose_device(self.plan, self.identity)
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        backend, reason = choose_backend(config.comm, device)
+        attempt = self.run.attempt(self.identity.attempt)
+        self.meeting = connect(
+            self.identity,
+            attempt,
+            backend,
+            rendezvous_timeout_s=config.comm.rendezvous_timeout_s,
+            collective_timeout_s=config.comm.timeout_s,
+            interface=config.comm.interface,
+        )
+        self.context = RankContext(self.identity, self.run, device, backend, self.stop)
+        if self.identity.rank == 0:
+            self.context.events = self._open_events(reason)
+        return config
+
+    def _open_events(self, reason: str) -> Any:
+        from dthpc.monitor.events import EventLog
+
+        assert self.meeting is not None and self.context is not None
+        events = EventLog(self.run.events, attempt=self.identity.attempt)
+        events.write(
+            "ranks_ready",
+            world_size=self.identity.world_size,
+            hosts=list(self.meeting.hosts),
+            rendezvous=self.meeting.address,
+            interface=self.meeting.interface or os.environ.get("GLOO_SOCKET_IFNAME"),
+            backend=self.context.backend,
+            backend_reason=reason,
+        )
+        return events
+
+    def _record(
+        self, cause: str, *, step: int | None = None, error: str | None = None, tail: list[str] | None = None
+    ) -> RankRecord:
+        if step is None and self.context is not None:
+            step = self.context.step
+        return RankRecord(
+            rank=self.identity.rank,
+            cause=cause,
+            signal=self.stop.requested,
+            error=error,
+            traceback_tail=tail,
+            step=step,
+            host=self.identity.host,
+        )
+
+    def _take_down(self) -> None:
+        import torch.distributed as dist
+
+        from dthpc.comm.rendezvous import leave
+
+        if self.meeting is not None:
+            leave(self.meeting, self.identity)
+        if self.context is not None and self.context.events is not None:
+            self.context.events.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class _ConfigLoader:
+    """Reads the resolved configuration in a thread, while the main thread waits for torch to be read from disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._config: Any = None
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._load, name="config")
+        self._thread.start()
+
+    def _load(self) -> None:
+        try:
+            from omegaconf import OmegaConf
+
+            self._config = OmegaConf.load(self._path)
+        except Exception as error:
+            self._error = error
+
+    def result(self) -> Any:
+        """The configuration.
+
+        Raises:
+            UserError: the file is absent or can't be read.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise UserError(
+                f"the run's configuration can't be read: {self._error}",
+                key="run",
+                value=self._path,
+                instead="submit the run again",
+            ) from self._error
+        return self._config
+
+
+def resolve_target(name: str) -> Any:
+    """The callable that a dotted name such as `dthpc.jobs.train.run` stands for.
+
+    Raises:
+        UserError: there is no such module or no such name in it.
+    """
+    module, _, attribute = name.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ModuleNotFoundError, AttributeError, ValueError) as error:
+        raise UserError(
+            f"the job can't be imported: {error}",
+            key="job._target_",
+            value=name,
+            instead="module.function of a module that this Python finds",
+        ) from error
+
+
+def choose_device(plan: LaunchPlan, identity: RankIdentity) -> torch.device:
+    """Where this rank computes: its own GPU if the run asked for GPUs, else the CPU.
+
+    A rank that sees one GPU takes it whatever its local rank is: `--gpus-per-task=1` shows each rank its own GPU as
+    number 0.
+
+    Raises:
+        UserError: the ranks of this node see fewer GPUs than they need.
+    """
+    import torch
+
+    if plan.gpus_per_node == 0:
+        return torch.device("cpu")
+    visible = torch.cuda.device_count()
+    if visible == 1:
+        return torch.device("cuda", 0)
+    if visible < identity.local_world_size:
+        raise UserError(
+            f"{identity.host} shows {visible} GPUs to {identity.local_world_size} ranks",
+            key="cluster.gpus_per_node",
+            value=plan.gpus_per_node,
+            instead="at least as many GPUs as cluster.tasks_per_node, or cluster.gpus_per_node=0 for the CPU",
+        )
+    return torch.device("cuda", identity.local_rank)
+
+
+if __name__ == "__main__":
+    try:
+        code = main(sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        code = EXIT_CRASH
+    sys.exit(code)
