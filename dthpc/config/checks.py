@@ -119,7 +119,7 @@ def _optimizer(config: Any) -> Iterator[UserError]:
     if config.optim.lr <= 0:
         yield UserError("a learning rate is positive", key="optim.lr", value=config.optim.lr, instead="optim.lr=1e-3")
     warmup, steps = config.optim.schedule.warmup_steps, config.train.steps
-    if warmup > steps:
+    if warmup > steps >= 1:
         yield UserError(
             f"the warm-up is longer than the whole run of train.steps={steps}",
             key="optim.schedule.warmup_steps",

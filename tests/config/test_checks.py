@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dthpc.config.checks import find_mistakes
+from dthpc.config.compose import read_command_line
+
+
+def mistakes(*words: str) -> list[str]:
+    ((config, _),), _ = read_command_line(list(words), "test")
+    return [error.message() for error in find_mistakes(config)]
+
+
+def test_the_default_run_has_no_mistake() -> None:
+    assert mistakes() == []
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("+clusterr=slurm", "did you mean cluster?"),
+        ("precision.compute=fp8", "fp32"),
+        ("optim.schedule.name=cosin", "did you mean cosine?"),
+        ("comm.backend=glo", "did you mean gloo?"),
+        ("run.on_change=overwrite", "refuse"),
+        ("train.steps=0", "at least 1"),
+        ("train.micro_batch=0", "at least 1"),
+        ("train.eval_every=-2", "at least -1"),
+        ("cluster.tasks_per_node=0", "at least 1"),
+        ("train.micro_batch=100000", "global_batch"),
+        ("run.name='a b/c'", "run.name=a-b-c"),
+        ("run.name=..", "run.name=run-1"),
+        ("optim.lr=0", "positive"),
+        ("optim.schedule.warmup_steps=1000000", "warm-up"),
+        ("optim.schedule.min_ratio=2", "between 0 and 1"),
+        ("train.grad_clip=0", "positive"),
+        ("model._target_=nothing.of.Kind", "nothing.of"),
+        ("model._target_=Net", "package.module.Name"),
+        ("loss._target_=dthpc.modles.losses.next_token", "dthpc.modles"),
+        ("+callbacks.mine._target_=no_such_package.Callback", "callbacks.mine"),
+        ("model.heads=3", "model.heads"),
+    ],
+)
+def test_each_mistake_is_named_with_what_to_write(word: str, expected: str) -> None:
+    found = mistakes(word)
+    assert len(found) == 1, found
+    assert expected in found[0]
+
+
+def test_all_mistakes_are_reported_together() -> None:
+    found = mistakes(
+        "train.steps=0", "precision.compute=fp8", "optim.lr=-1", "model._target_=x", "optim.schedule.warmup_steps=0"
+    )
+    assert len(found) == 4, found
+
+
+def test_a_class_in_the_folder_where_the_command_is_typed_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_models.py").write_text("raise RuntimeError('checking must not import it')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert mistakes("model._target_=my_models.Net") == []

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from dthpc.errors import UserError, UserErrors, nearest, raise_together
+
+
+def test_a_message_names_key_value_reason_and_remedy() -> None:
+    error = UserError("too small", key="train.steps", value=0, instead="give at least 1")
+    assert str(error) == "train.steps=0: too small. Instead: give at least 1"
+
+
+def test_an_error_survives_the_way_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(UserErrors([UserError("a", key="k"), UserError("b")])))
+    assert [inner.why for inner in error.errors] == ["a", "b"]
+    assert str(error) == "k: a\nb"
+
+
+def test_one_error_is_raised_as_itself_and_none_not_at_all() -> None:
+    raise_together([])
+    with pytest.raises(UserError) as caught:
+        raise_together([UserError("only")])
+    assert not isinstance(caught.value, UserErrors)
+
+
+def test_nearest_offers_close_words_first_and_all_words_else() -> None:
+    assert nearest("slrum", ["slurm", "local"]) == "did you mean slurm?"
+    assert nearest("zzz", ["slurm", "local"]) == "valid ones are: local, slurm"
