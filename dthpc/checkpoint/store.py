@@ -1,0 +1,267 @@
+"""Save and restore: the two verbs of the checkpoint room, collective over a process group.
+
+    save     snapshot → write → verify → commit           (then `retain`, by rank 0)
+    restore  list → verify → match → read → fill
+
+Each stage is a function of its own, so that writing may later run beside the training.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from dthpc.checkpoint import commit as protocol
+from dthpc.checkpoint import fill, rng
+from dthpc.checkpoint.errors import CheckpointError
+from dthpc.checkpoint.manifest import (
+    Checkpoint,
+    FileRecord,
+    Manifest,
+    ManifestError,
+    Rejected,
+    balance,
+    checkpoint_path,
+    checksum,
+    list_checkpoints,
+    read_manifest,
+    verify_contents,
+    verify_names,
+)
+from dthpc.checkpoint.ranks import Ranks
+from dthpc.checkpoint.snapshot import Snapshot, rng_key, snapshot
+from dthpc.checkpoint.state import TrainingState, model_tensors
+from dthpc.errors import UserError
+
+RECORDS_NAME = "records.json"
+
+
+@dataclass(frozen=True)
+class SaveInfo:
+    """What a save did."""
+
+    step: int
+    """The step saved."""
+    path: Path
+    """The committed folder."""
+    seconds: float
+    """Wall time of the whole save on this rank."""
+    bytes: int
+    """Bytes of all its files but the manifest."""
+    written: bool
+    """False where a checkpoint of this step was there already and verified."""
+
+
+@dataclass(frozen=True)
+class RestoreInfo:
+    """What a restore did."""
+
+    step: int
+    """The step that training goes on from."""
+    path: Path
+    """The folder that was loaded."""
+    meta: dict[str, Any]
+    """What the caller of `save` had added."""
+    rejected: tuple[Rejected, ...]
+    """Newer checkpoints that were passed over, newest first, with the reasons."""
+    world_size: int
+    """Ranks that had written it. If there are as many now, each got its own random numbers back; else, new streams."""
+    seconds: float
+    """Wall time of the whole restore on this rank."""
+    bytes: int
+    """Bytes of all its files but the manifest."""
+
+
+def save(
+    root: Path,
+    step: int,
+    state: TrainingState,
+    *,
+    attempt: int,
+    group: dist.ProcessGroup | None = None,
+    meta: Mapping[str, Any] | None = None,
+) -> SaveInfo:
+    """Save the state of all ranks as the checkpoint of a step; collective, and on disk when it returns.
+
+    Args:
+        root: the folder of the run's checkpoints, seen by all ranks; made if absent.
+        step: optimizer updates done.
+        state: the live objects; unchanged, whatever happens.
+        attempt: the number of this attempt; one attempt of a run is alive at a time.
+        group: the ranks that hold the state; the default group, or this process alone, if not given.
+        meta: JSON values for the manifest, the same on all ranks and whenever this step is saved again (no times, no hosts).
+
+    Raises:
+        UserError: the state cannot be saved, or this step holds a checkpoint with other `meta`.
+        StorageError: no space, quota or permission; nothing half-made is left, and training may go on.
+        CheckpointError: another failure of some rank; the same holds.
+    """
+    started = time.perf_counter()
+    ranks = Ranks(group)
+    meta = dict(meta or {})
+    present = _already_saved(root, step, meta, ranks)
+    if present is not None:
+        return SaveInfo(step, checkpoint_path(root, step), time.perf_counter() - started, present.total_bytes, False)
+    taken = snapshot(state, step, ranks)
+    partial = ranks.first(f"preparing {root}", lambda: protocol.begin(root, step, attempt))
+    try:
+        files = write(taken, partial, ranks)
+        manifest = Manifest(step, attempt, ranks.size, time.time(), files, taken.described, meta)
+        path = ranks.first(f"committing step {step} to {root}", lambda: protocol.commit(partial, manifest))
+    except (CheckpointError, UserError):
+        ranks.first(f"removing {partial}", lambda: protocol.discard(partial))
+        raise
+    return SaveInfo(step, path, time.perf_counter() - started, manifest.total_bytes, True)
+
+
+def write(taken: Snapshot, partial: Path, ranks: Ranks) -> dict[str, FileRecord]:
+    """Write a snapshot into a private folder; collective. Returns the records of all files, each on disk."""
+    from dthpc.checkpoint.dcp import write_tensors
+
+    def own() -> dict[str, FileRecord]:
+        files = write_tensors(taken.tensors, partial, ranks)
+        if ranks.rank == 0:
+            path = partial / RECORDS_NAME
+            protocol.write_synced(path, json.dumps(taken.records, indent=1).encode() + b"\n")
+            files[RECORDS_NAME] = checksum(path)
+        return files
+
+    shares = ranks.collect(f"writing step {taken.step} to {partial}", own)
+    return {name: record for share in shares for name, record in sorted(share.items())}
+
+
+def _already_saved(root: Path, step: int, meta: dict[str, Any], ranks: Ranks) -> Manifest | None:
+    """The manifest of this step's checkpoint if there is one that verifies; collective."""
+    path = checkpoint_path(root, step)
+    if not ranks.first(f"looking for {path}", path.exists):
+        return None
+    manifest, problems = verify_together(path, ranks)
+    if problems or manifest is None:
+        return None
+    if manifest.meta != meta:
+        raise UserError(
+            f"it already holds a checkpoint that was saved with {manifest.meta}, and now would be saved with {meta}",
+            key="checkpoint",
+            value=path,
+            instead="start another run (run.name), or move that checkpoint away",
+        )
+    return manifest
+
+
+def restore(
+    root: Path,
+    state: TrainingState,
+    *,
+    group: dist.ProcessGroup | None = None,
+    expect_meta: Mapping[str, Any] | None = None,
+) -> RestoreInfo | None:
+    """Fill the state from the newest checkpoint that verifies; collective.
+
+    The files are verified by all ranks, each a share; the layout may differ from the one that wrote.
+
+    Args:
+        root: the folder of the run's checkpoints, seen by all ranks.
+        state: the live objects, made as for a fresh start; filled in place.
+        group: the ranks that hold the state.
+        expect_meta: entries that the checkpoint's `meta` must have.
+
+    Returns:
+        What was loaded, or `None` where there is no checkpoint.
+
+    Raises:
+        UserError: the newest that verifies belongs to another model, optimizer or config (the state is untouched); or there are
+            checkpoints and none of them can be loaded.
+    """
+    started = time.perf_counter()
+    ranks = Ranks(group)
+    rejected: list[Rejected] = []
+    for checkpoint in ranks.first(f"listing {root}", lambda: _candidates(root)):
+        manifest, problems = verify_together(checkpoint.path, ranks)
+        if manifest is not None and not problems:
+            try:
+                _load(checkpoint.path, manifest, state, expect_meta or {}, ranks)
+            except CheckpointError as error:
+                problems = [str(error)]
+        if manifest is not None and not problems:
+            seconds = time.perf_counter() - started
+            return RestoreInfo(
+                checkpoint.step, checkpoint.path, manifest.meta, tuple(rejected), manifest.world_size, seconds, manifest.total_bytes
+            )
+        rejected.append(Rejected(checkpoint, tuple(problems)))
+    if rejected:
+        reasons = "; ".join(f"{each.checkpoint.path.name}: {each.why}" for each in rejected[:3])
+        raise UserError(
+            f"none of the {len(rejected)} checkpoints can be loaded ({reasons})",
+            key="checkpoint",
+            value=root,
+            instead="mend the file system, or move these folders away to start from the beginning",
+        )
+    return None
+
+
+def _candidates(root: Path) -> list[Checkpoint]:
+    protocol.sweep(root)
+    return list_checkpoints(root)
+
+
+def verify_together(path: Path, ranks: Ranks) -> tuple[Manifest | None, list[str]]:
+    """Verify a checkpoint, every rank reading a share of its bytes; collective, the same answer on all ranks.
+
+    Returns:
+        The manifest, unless it is damaged, and the problems.
+    """
+    manifest, problems = ranks.first(f"reading {path}", lambda: _read_and_list(path))
+    if manifest is None or problems:
+        return manifest, problems
+    share = balance(manifest.files, ranks.size)[ranks.rank]
+    found = ranks.collect(f"verifying {path}", lambda: verify_contents(path, share))
+    return manifest, [problem for part in found for problem in part]
+
+
+def _read_and_list(path: Path) -> tuple[Manifest | None, list[str]]:
+    try:
+        manifest = read_manifest(path)
+    except ManifestError as error:
+        return None, [str(error)]
+    return manifest, verify_names(path, manifest)
+
+
+def _load(
+    path: Path, manifest: Manifest, state: TrainingState, expect_meta: Mapping[str, Any], ranks: Ranks
+) -> None:
+    """Match, read and fill; collective. Raises `UserError` before anything is changed, `CheckpointError` if reading fails."""
+    from dthpc.checkpoint.dcp import read_tensors, saved_shape
+
+    what = f"loading {path}"
+    records = ranks.first(what, lambda: json.loads((path / RECORDS_NAME).read_bytes()))
+    expected = [part for _, part in ranks.distinct(ranks.together(what, lambda: fill.expectation(state)))]
+
+    def match() -> dict[str, Any]:
+        fill.check_meta(str(path), expect_meta, manifest.meta)
+        fill.check_match(str(path), expected, manifest.tensors, records)
+        fill.check_groups(state, records["optimizer"])
+        return fill.optimizer_targets(state, manifest.tensors)
+
+    def read() -> None:
+        tensors = {**model_tensors(state), **targets}
+        if captured is not None:
+            tensors[stream] = captured
+        read_tensors(tensors, path, ranks)
+
+    targets = ranks.together(what, match)
+    same_layout = manifest.world_size == ranks.size
+    stream = rng_key(ranks.rank if same_layout else 0)
+    shape = ranks.together(what, lambda: saved_shape(path, stream)) if state.rng else None
+    captured = None if shape is None else rng.empty(shape)
+    ranks.together(what, read)
+    fill.fill_optimizer(state, targets, records["optimizer"])
+    fill.fill_scalars(state, records)
+    # Last, so that nothing of the loading draws from the restored streams.
+    if captured is not None:
+        rng.apply(captured) if same_layout else rng.reseed(captured, ranks.rank)
