@@ -108,7 +108,7 @@ def _names(config: Any) -> Iterator[UserError]:
     if name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}", name):
         safe = re.sub(r"[^A-Za-z0-9._+-]+", "-", name).strip("-.")[:128] or "run-1"
         yield UserError(
-            "a run's name becomes a folder: letters, digits and . _ + - only, at most 128, not starting with a dot or dash",
+            "a name becomes a folder: letters, digits and . _ + - only, at most 128, first a letter or digit",
             key="run.name",
             value=name,
             instead=f"run.name={safe}",

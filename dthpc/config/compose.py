@@ -52,9 +52,9 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
         program: what the user typed to get here, for help texts.
 
     Returns:
-        One `(configuration, choices)` for each run (several under `--multirun`), `choices` being the option taken in each
-        group; and whether this is a sweep. Empty when the command line only asked for information (`--help`, `--cfg`, …),
-        which has then been printed.
+        One `(configuration, choices)` for each run (several under `--multirun`), `choices` being the option taken in
+        each group; and whether this is a sweep. Empty when the command line only asked for information (`--help`,
+        `--cfg`, …), which has then been printed.
 
     Raises:
         UserError: an unknown key, group, option, or a value of the wrong type, with the nearest valid ones.

@@ -6,8 +6,8 @@ import hashlib
 import json
 from typing import Any
 
-# Parts of the configuration that decide which parameters come out, up to rounding. What is not listed may change between
-# the attempts of a run: where it runs, how often it saves and evaluates, what it records.
+# Parts of the configuration that decide which parameters come out, up to rounding. What is not listed may change
+# between the attempts of a run: where it runs, how often it saves and evaluates, what it records.
 RESULT_KEYS = (
     "job",
     "model",
@@ -21,8 +21,8 @@ RESULT_KEYS = (
     "precision",
     "run.seed",
 )
-# Parts that also decide the last bits: a default name is taken from these as well, so that a run on a cluster is another
-# run than the one here.
+# Parts that also decide the last bits: a default name is taken from these as well, so that a run on a cluster is
+# another run than the one here.
 LAYOUT_KEYS = ("train.micro_batch", "parallel", "cluster.kind", "cluster.nodes", "cluster.tasks_per_node")
 # Inside those parts: where a cache lies and how many helpers read it decide nothing.
 IRRELEVANT = ("data.cache_dir", "data.workers")

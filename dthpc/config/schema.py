@@ -3,7 +3,7 @@
 Hydra composes the YAML files of `conf/` over these classes, so that a wrong type or an unknown key is refused while
 the command line is read. Everything here is free of torch: the login node imports it.
 
-Groups that build an object (`model`, `data`, `loss`, `optim`, `job`, `callbacks`) are open: they hold a `_target_` and that
+Groups that build an object (`model`, `data`, `loss`, `job`, `callbacks`) are open: they hold a `_target_` and that
 object's own arguments, which is how a user's class plugs in without a change to this package.
 """
 
@@ -24,8 +24,8 @@ class RunConfig:
     the result, so that the same command always means the same run and resumes it."""
 
     root: str = "runs"
-    """Folder that holds the runs; relative to where the command is typed. On a cluster, it must be on a file system that
-    all nodes share."""
+    """Folder that holds the runs; relative to where the command is typed. On a cluster, it must be on a file system
+    that all nodes share."""
 
     seed: int = 1234
     """Seed of initial weights, sample order and dropout."""
@@ -147,7 +147,7 @@ class CheckpointConfig:
     """Seconds before the time limit at which the run saves and asks for its requeue; null: derived from the site."""
 
     resume: str = "auto"
-    """`auto`: go on from the newest checkpoint that verifies; `never`: start from step 0 in a run without checkpoints."""
+    """`auto`: go on from the newest checkpoint that verifies; `never`: refuse to start where there is one."""
 
 
 @dataclass

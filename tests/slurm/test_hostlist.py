@@ -106,8 +106,14 @@ def test_expand_and_compress_agree_with_scontrol(tmp_path: Path) -> None:
 
     def scontrol(verb: str, text: str) -> list[str]:
         command = ["scontrol", "show", verb, text]
-        answer = subprocess.run(command, env={"SLURM_CONF": str(conf), "PATH": "/usr/bin:/bin"}, text=True,
-                                capture_output=True, check=True, timeout=30)
+        answer = subprocess.run(
+            command,
+            env={"SLURM_CONF": str(conf), "PATH": "/usr/bin:/bin"},
+            text=True,
+            capture_output=True,
+            check=True,
+            timeout=30,
+        )
         return answer.stdout.split()
 
     for text, names in EXPANSIONS[:7]:
