@@ -4,8 +4,8 @@
     step-00000100                the same folder after one atomic rename by rank 0, once all ranks are done
     step-00000100.trash-<id>     being deleted; loadable no more
 
-Only the middle name is ever loaded. The others are left behind by a kill and swept by the next save or restore.
-Nothing here is collective and nothing imports torch: rank 0 calls these functions, and `store` makes the ranks agree.
+Only the middle name is ever loaded. A kill may leave the others behind; the next save or restore sweeps them.
+Nothing here is collective or imports torch: rank 0 calls these functions, and `store` makes the ranks agree.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TRASH_NAME = re.compile(r"step-\d{8,}\.trash-[0-9a-f]+")
 
 
 def begin(root: Path, step: int, attempt: int) -> Path:
-    """Make the private folder of an attempt for one step, after sweeping what dead attempts left; raises `OSError`."""
+    """Sweep what dead attempts left and make this attempt's private folder for a step; raises `OSError`."""
     root.mkdir(parents=True, exist_ok=True)
     partial = partial_path(root, step, attempt)
     if partial.exists():
@@ -49,8 +49,8 @@ def write_synced(path: Path, content: bytes) -> None:
 def commit(partial: Path, manifest: Manifest) -> Path:
     """Turn a private folder, whose files all ranks have synced, into the checkpoint of its step.
 
-    A committed folder of this step that is still there is one that did not verify (the caller has looked): it is moved
-    away, never written into.
+    A committed folder of this step that is still there is one that did not verify (the caller has looked): it is
+    moved away, never written into.
 
     Returns:
         The committed folder, on disk with its name when this returns.
@@ -69,7 +69,7 @@ def commit(partial: Path, manifest: Manifest) -> Path:
     sync_folder(partial)
     final = checkpoint_path(partial.parent, manifest.step)
     replaced = move_to_trash(final) if final.exists() else None
-    os.rename(partial, final)
+    partial.rename(final)
     sync_folder(partial.parent)
     if replaced is not None:
         shutil.rmtree(replaced, ignore_errors=True)
@@ -79,12 +79,12 @@ def commit(partial: Path, manifest: Manifest) -> Path:
 def move_to_trash(path: Path) -> Path:
     """Make a folder unloadable by one atomic rename; its contents can then be removed at leisure."""
     trash = path.with_name(f"{path.name.partition('.')[0]}.trash-{uuid.uuid4().hex[:12]}")
-    os.rename(path, trash)
+    path.rename(trash)
     return trash
 
 
 def discard(path: Path) -> None:
-    """Remove a folder such that no instant of it can be mistaken for a checkpoint; what resists is swept later."""
+    """Remove a folder that at no instant looks like a checkpoint; what cannot be removed is swept later."""
     try:
         trash = move_to_trash(path)
     except FileNotFoundError:

@@ -7,8 +7,8 @@ import errno
 from dthpc.errors import UserError
 
 _MENDABLE = {
-    errno.ENOSPC: "free some space, keep fewer checkpoints (checkpoint.keep) or move the run (run.root)",
-    errno.EDQUOT: "free some of the quota, keep fewer checkpoints (checkpoint.keep) or move the run (run.root)",
+    errno.ENOSPC: "free some space, lower checkpoint.keep, or move the run (run.root)",
+    errno.EDQUOT: "free some of the quota, lower checkpoint.keep, or move the run (run.root)",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
     errno.EACCES: "make the folder writable for the user of the job, or move the run (run.root)",
     errno.EPERM: "make the folder writable for the user of the job, or move the run (run.root)",
@@ -17,7 +17,7 @@ _MENDABLE = {
 
 
 class CheckpointError(Exception):
-    """Saving or loading failed on some rank; raised on all of them. A training job may go on after a failed save."""
+    """Saving or loading failed on some rank; raised on all. A training job may go on after a failed save."""
 
 
 class StorageError(CheckpointError, UserError):

@@ -15,7 +15,6 @@ from dthpc.checkpoint.state import (
     is_sharded,
     model_tensors,
     optimizer_groups,
-    optimizer_key,
 )
 from dthpc.errors import UserError, UserErrors, raise_together
 
@@ -61,7 +60,7 @@ def check_match(
         records: its JSON part: `scalars`, `stateful`, `optimizer`.
 
     Raises:
-        UserError: keys are missing or unexpected, or a shape, a type or an optimizer's class differs; names them all.
+        UserError: keys are missing or unexpected, or a shape, a type or an optimizer's class differs.
     """
     model = {key: value for part in expected for key, value in part["model"].items()}
     saved = {key: [list(each.shape), each.dtype] for key, each in tensors.items() if key.startswith("model.")}
@@ -106,8 +105,8 @@ def _text(record: list[Any]) -> str:
 def optimizer_targets(state: TrainingState, tensors: Mapping[str, TensorRecord]) -> dict[str, torch.Tensor]:
     """Tensors to load the saved optimizer state of this rank's parameters into, by key.
 
-    What the optimizer already keeps in the right shape and type is filled in place; the rest is allocated here and given to it
-    by `fill_optimizer`. An optimizer that shards its state itself therefore makes that state before a restore.
+    What the optimizer already keeps in the right shape and type is filled in place; the rest is allocated here and
+    given to it by `fill_optimizer`. So an optimizer that shards its state itself makes that state before a restore.
     """
     groups = {name: group for group in optimizer_groups(state) for name in group.parameters}
     targets = {}
@@ -166,11 +165,11 @@ def check_groups(state: TrainingState, records: list[dict[str, Any]]) -> None:
     errors = []
     for number, group in enumerate(optimizer_groups(state)):
         options = [by_name[name] for name in group.parameters]
-        odd = [name for name, each in zip(group.parameters, options) if each != options[0]]
+        odd = [name for name, each in zip(group.parameters, options, strict=True) if each != options[0]]
         if odd:
             errors.append(
                 UserError(
-                    f"its group {number} mixes parameters that were saved with different options: {_names(odd)}",
+                    f"group {number} mixes parameters saved with different options: {_names(odd)}",
                     key="optimizer",
                     value=group.kind,
                     instead="group the parameters as before",

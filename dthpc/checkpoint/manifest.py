@@ -1,7 +1,7 @@
 """What a committed checkpoint holds and whether it is whole: read on login nodes, so it imports no torch.
 
-A checkpoint is a folder `step-<n>` with flat files; `manifest.json` lists every other file with its size and SHA-256.
-The manifest carries a digest of its own text, so that no flipped bit anywhere in the folder goes unnoticed.
+A checkpoint is a folder `step-<n>` of flat files; `manifest.json` lists every other one with its size and SHA-256,
+and carries a digest of its own text, so that no flipped bit anywhere in the folder goes unnoticed.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Manifest:
     files: dict[str, FileRecord]
     """Every file of the folder but the manifest, by name."""
     tensors: dict[str, TensorRecord]
-    """Every tensor that is shared by the ranks, by global name; per-rank ones (random number states) are left out."""
+    """Every tensor that the ranks share, by global name; not the random number states of single ranks."""
     meta: dict[str, Any] = field(default_factory=dict)
     """What the caller added: JSON values such as samples consumed, config digest, model identity."""
     format: int = FORMAT
@@ -133,7 +133,7 @@ def checkpoint_path(root: Path, step: int) -> Path:
 def list_checkpoints(root: Path) -> list[Checkpoint]:
     """The committed checkpoints under `root`, newest first; none where the folder is absent."""
     try:
-        names = os.listdir(root)
+        names = [path.name for path in root.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
     matches = [match for match in map(_STEP_NAME.fullmatch, names) if match]
@@ -142,7 +142,7 @@ def list_checkpoints(root: Path) -> list[Checkpoint]:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest of a checkpoint folder; raises `ManifestError` where it is absent, unreadable or damaged."""
+    """The manifest of a checkpoint folder; raises `ManifestError` where it is absent or damaged."""
     try:
         manifest = Manifest.decode((path / MANIFEST_NAME).read_bytes())
     except OSError as error:
@@ -209,8 +209,8 @@ def verify(path: Path, quick: bool = False) -> list[str]:
 
 
 def latest_verified(root: Path, quick: bool = True) -> tuple[Checkpoint | None, list[Rejected]]:
-    """The newest checkpoint under `root` that verifies, and every newer one with the reasons why it does not."""
-    rejected = []
+    """The newest checkpoint under `root` that verifies, and every newer one with the reasons against it."""
+    rejected: list[Rejected] = []
     for checkpoint in list_checkpoints(root):
         problems = verify(checkpoint.path, quick)
         if not problems:

@@ -1,4 +1,4 @@
-"""The few collective verbs that a checkpoint needs; they also work for one process without torch.distributed."""
+"""The few collective verbs that a checkpoint needs; they also work for one process by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -63,7 +63,7 @@ class Ranks:
         """
         outcome = _attempt(work)
         _raise_failures(what, self.gather(replace(outcome, value=None)))
-        return outcome.value
+        return cast(T, outcome.value)
 
     def collect(self, what: str, work: Callable[[], T]) -> list[T]:
         """The same, and every rank gets the results of all ranks, in their order."""
@@ -80,12 +80,12 @@ class Ranks:
             dist.broadcast_object_list(box, src=source, group=self.group)
             outcome = box[0]
         _raise_failures(what, [outcome])
-        return outcome.value
+        return cast(T, outcome.value)
 
     def distinct(self, value: Any) -> list[tuple[int, Any]]:
-        """The different JSON values among the ranks, each with the first rank that holds it, in order of rank.
+        """The different JSON values among the ranks, each with the first rank that holds it, in order.
 
-        Thousands of ranks usually hold the same description of the state: only digests and the different values travel.
+        Thousands of ranks mostly hold the same description of the state: only digests and what differs travel.
         """
         digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
         digests = self.gather(digest)

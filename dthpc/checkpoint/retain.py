@@ -1,4 +1,4 @@
-"""Which checkpoints stay: torch-free, called by one process, safe against a kill at any instant and against readers."""
+"""Which checkpoints stay. Torch-free, called by one process, safe against kills and concurrent readers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dthpc.errors import UserError
 def retain(root: Path, keep: int, *, every: int | None = None, quick: bool = True) -> list[Path]:
     """Remove old checkpoints, and never the newest one that verifies.
 
-    Kept are the `keep` newest that verify, the verified ones whose step is a multiple of `every`, and everything that is
-    newer than the oldest of the `keep`: a newer one that does not verify is evidence, and may be no more than a file system that is away.
-    A folder is first renamed, so that a reader sees all of it or none, then removed.
+    Kept are the `keep` newest that verify, the verified ones whose step is a multiple of `every`, and everything
+    newer than the oldest of the `keep`: a new one that does not verify may only be on a file system that is away.
+    A folder is first renamed, so that no reader takes a half of it for a checkpoint, then removed.
 
     Args:
         root: the folder of the checkpoints.

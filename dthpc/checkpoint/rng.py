@@ -21,7 +21,7 @@ def capture() -> torch.Tensor:
         "torch": _text(torch.get_rng_state()),
     }
     # Only this rank's device: asking all of them would make a context, and so take memory, on each.
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         state["cuda"] = _text(torch.cuda.get_rng_state())
     return torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
 

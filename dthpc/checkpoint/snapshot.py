@@ -54,7 +54,7 @@ def snapshot(state: TrainingState, step: int, ranks: Ranks, *, copy: bool = Fals
     parts = ranks.distinct(account)
     described, records = ranks.together(what, lambda: _merge([part for _, part in parts]))
     for name in named_buffers(state):
-        # Buffers such as running means may differ between replicas; the first rank's is the one that DDP goes on with.
+        # Buffers such as running means may differ between replicas; DDP goes on with the first rank's.
         key = f"model.{name}"
         owner = next(rank for rank, part in parts if key in part["tensors"])
         if owner != ranks.rank and not is_sharded(tensors[key]):
@@ -75,7 +75,12 @@ def _local(state: TrainingState, step: int) -> tuple[dict[str, torch.Tensor], di
     """This rank's tensors, and an account of its part of the state as JSON values."""
     tensors = {**model_tensors(state), **optimizer_tensors(state)}
     shapes = {key: [list(record.shape), record.dtype] for key, record in describe(tensors).items()}
-    return tensors, {"step": step, "tensors": shapes, **scalar_records(state), "optimizer": group_records(state)}
+    return tensors, {
+        "step": step,
+        "tensors": shapes,
+        **scalar_records(state),
+        "optimizer": group_records(state),
+    }
 
 
 def _merge(accounts: list[dict[str, Any]]) -> tuple[dict[str, TensorRecord], dict[str, Any]]:
@@ -101,5 +106,5 @@ def _refuse_twofold(groups: list[dict[str, Any]]) -> None:
     for group in groups:
         for name in group["params"]:
             if name in seen:
-                raise UserError("the ranks hold different optimizer options or state for it", key="optimizer", value=name)
+                raise UserError("the ranks differ in its optimizer options or state", key="optimizer", value=name)
             seen.add(name)

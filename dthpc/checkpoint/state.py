@@ -4,9 +4,9 @@
     optim.<name>.<entry>     tensors that an optimizer keeps for the parameter of that name, such as `exp_avg`
     rng.<rank>               the random number generators of one rank
 
-Everything that is no tensor (step, samples, schedule, optimizer options) is JSON, so that nothing is unpickled.
-The optimizer is read and filled directly: torch's `get_optimizer_state_dict` runs a dummy step before the first one, and
-`Optimizer.load_state_dict` casts fp32 state to the type of a bf16 parameter.
+Everything that is no tensor (samples, schedule, optimizer options) is JSON, which people can read.
+The optimizer is read and filled directly: torch's `get_optimizer_state_dict` runs a dummy step before the first one,
+and `Optimizer.load_state_dict` casts fp32 state to the type of a bf16 parameter.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class TrainingState:
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = ()
     """The optimizer or optimizers; each of their parameters belongs to the model."""
     scalars: dict[str, Any] = field(default_factory=dict)
-    """JSON values that are the same on all ranks, such as the samples consumed; a restore updates this dict."""
+    """JSON values, the same on all ranks, such as the samples consumed; a restore updates this dict."""
     stateful: dict[str, Stateful] = field(default_factory=dict)
     """Further objects with a state, by name; the same on all ranks."""
     rng: bool = True
@@ -92,7 +92,7 @@ def _unique(items: Iterator[tuple[str, Any]]) -> dict[str, Any]:
         for wrapper in _WRAPPERS:
             name = name.replace(wrapper, "")
         if name in named:
-            raise UserError("two chunks of the model have this name", key="model", value=name, instead="global names")
+            raise UserError("two chunks of the model use this name", key="model", value=name, instead="global names")
         named[name] = value
     return named
 
@@ -118,7 +118,7 @@ def optimizer_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
 def optimizer_key(name: str, entry: str) -> str:
     """The key of what an optimizer keeps for a parameter; the last dot parts the two names."""
     if "." in str(entry):
-        raise UserError("an entry of optimizer state must have no dot in its name", key="optimizer", value=entry)
+        raise UserError("optimizer state must have no dots in its names", key="optimizer", value=entry)
     return f"optim.{name}.{entry}"
 
 
@@ -140,7 +140,7 @@ class OptimizerGroup:
 
 
 def optimizer_groups(state: TrainingState) -> list[OptimizerGroup]:
-    """The parameter groups of all optimizers; raises `UserError` for a parameter that the model does not have."""
+    """The parameter groups of all optimizers; raises `UserError` for a parameter the model does not have."""
     names = {id(parameter): name for name, parameter in named_parameters(state).items()}
     groups = []
     for optimizer in state.optimizers():
@@ -148,7 +148,7 @@ def optimizer_groups(state: TrainingState) -> list[OptimizerGroup]:
             named = {names.get(id(parameter), ""): parameter for parameter in options["params"]}
             if "" in named:
                 raise UserError(
-                    f"group {number} holds a parameter that is not in the model, so it has no name to be saved under",
+                    f"group {number} holds a parameter that is not in the model and so has no name",
                     key="optimizer",
                     value=type(optimizer).__name__,
                     instead="make the optimizer from the model's parameters, after wrapping and sharding it",
@@ -158,7 +158,7 @@ def optimizer_groups(state: TrainingState) -> list[OptimizerGroup]:
 
 
 def group_records(state: TrainingState) -> list[dict[str, Any]]:
-    """The optimizer groups as JSON values: class, parameter names, options, and the state that is no tensor."""
+    """The optimizer groups as JSON values: class, parameter names, options, and state that is no tensor."""
     records = []
     for group in optimizer_groups(state):
         options = {key: _plain(value) for key, value in group.options.items() if key not in _IMPLEMENTATION}
@@ -168,8 +168,10 @@ def group_records(state: TrainingState) -> list[dict[str, Any]]:
             plain = {key: value for key, value in kept.items() if not isinstance(value, torch.Tensor)}
             if plain:
                 entries[name] = plain
-        records.append({"class": group.kind, "params": list(group.parameters), "options": options, "state": entries})
-    return _json(records, "optimizer")
+        names = list(group.parameters)
+        records.append({"class": group.kind, "params": names, "options": options, "state": entries})
+    jsonable: list[dict[str, Any]] = _json(records, "optimizer")
+    return jsonable
 
 
 def scalar_records(state: TrainingState) -> dict[str, Any]:
@@ -202,5 +204,5 @@ def _json(value: Any, key: str) -> Any:
         raise UserError(
             f"its state cannot be saved as JSON ({error})",
             key=key,
-            instead="numbers, strings, lists and dicts with string keys; tensors belong to the model or its optimizer",
+            instead="numbers, strings, lists and dicts; tensors belong to the model or its optimizer",
         ) from error

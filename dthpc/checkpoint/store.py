@@ -71,7 +71,7 @@ class RestoreInfo:
     rejected: tuple[Rejected, ...]
     """Newer checkpoints that were passed over, newest first, with the reasons."""
     world_size: int
-    """Ranks that had written it. If there are as many now, each got its own random numbers back; else, new streams."""
+    """Ranks that had written it; if as many as now, each got its own random numbers back, else a new stream."""
     seconds: float
     """Wall time of the whole restore on this rank."""
     bytes: int
@@ -95,7 +95,7 @@ def save(
         state: the live objects; unchanged, whatever happens.
         attempt: the number of this attempt; one attempt of a run is alive at a time.
         group: the ranks that hold the state; the default group, or this process alone, if not given.
-        meta: JSON values for the manifest, the same on all ranks and whenever this step is saved again (no times, no hosts).
+        meta: JSON values for the manifest, the same on all ranks and in every attempt (no times, no hosts).
 
     Raises:
         UserError: the state cannot be saved, or this step holds a checkpoint with other `meta`.
@@ -107,7 +107,8 @@ def save(
     meta = dict(meta or {})
     present = _already_saved(root, step, meta, ranks)
     if present is not None:
-        return SaveInfo(step, checkpoint_path(root, step), time.perf_counter() - started, present.total_bytes, False)
+        seconds = time.perf_counter() - started
+        return SaveInfo(step, checkpoint_path(root, step), seconds, present.total_bytes, False)
     taken = snapshot(state, step, ranks)
     partial = ranks.first(f"preparing {root}", lambda: protocol.begin(root, step, attempt))
     try:
@@ -146,7 +147,7 @@ def _already_saved(root: Path, step: int, meta: dict[str, Any], ranks: Ranks) ->
         return None
     if manifest.meta != meta:
         raise UserError(
-            f"it already holds a checkpoint that was saved with {manifest.meta}, and now would be saved with {meta}",
+            f"it already holds a checkpoint of this step, with {manifest.meta} and not {meta}",
             key="checkpoint",
             value=path,
             instead="start another run (run.name), or move that checkpoint away",
@@ -175,8 +176,8 @@ def restore(
         What was loaded, or `None` where there is no checkpoint.
 
     Raises:
-        UserError: the newest that verifies belongs to another model, optimizer or config (the state is untouched); or there are
-            checkpoints and none of them can be loaded.
+        UserError: the newest that verifies belongs to another model, optimizer or config (the state is untouched);
+            or there are checkpoints and none of them can be loaded.
     """
     started = time.perf_counter()
     ranks = Ranks(group)
@@ -191,7 +192,13 @@ def restore(
         if manifest is not None and not problems:
             seconds = time.perf_counter() - started
             return RestoreInfo(
-                checkpoint.step, checkpoint.path, manifest.meta, tuple(rejected), manifest.world_size, seconds, manifest.total_bytes
+                checkpoint.step,
+                checkpoint.path,
+                manifest.meta,
+                tuple(rejected),
+                manifest.world_size,
+                seconds,
+                manifest.total_bytes,
             )
         rejected.append(Rejected(checkpoint, tuple(problems)))
     if rejected:
@@ -232,10 +239,8 @@ def _read_and_list(path: Path) -> tuple[Manifest | None, list[str]]:
     return manifest, verify_names(path, manifest)
 
 
-def _load(
-    path: Path, manifest: Manifest, state: TrainingState, expect_meta: Mapping[str, Any], ranks: Ranks
-) -> None:
-    """Match, read and fill; collective. Raises `UserError` before anything is changed, `CheckpointError` if reading fails."""
+def _load(path: Path, manifest: Manifest, state: TrainingState, expect_meta: Mapping[str, Any], ranks: Ranks) -> None:
+    """Match, read and fill; collective. `UserError` before anything is changed, `CheckpointError` if reading fails."""
     from dthpc.checkpoint.dcp import read_tensors, saved_shape
 
     what = f"loading {path}"
