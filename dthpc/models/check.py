@@ -59,7 +59,7 @@ def find_mistakes(fields: Mapping[str, Any]) -> list[UserError]:
     elif dim and heads and fields.get("position") == "rope" and dim // heads % 2:
         errors.append(
             UserError(
-                f"rotary positions turn pairs, but one head has {dim // heads} values (model.dim={dim} / {heads} heads)",
+                f"rotary positions turn pairs, but a head has {dim // heads} values (model.dim={dim} / {heads} heads)",
                 key="model.position",
                 value="rope",
                 instead=f"model.dim={2 * dim}, or model.position=learned",
@@ -84,7 +84,9 @@ def _find_bad_values(fields: Mapping[str, Any]) -> list[UserError]:
         value = fields.get(name)
         if value is not None and not _is_size(value):
             errors.append(
-                UserError("a size is a whole number of at least 1", key=f"model.{name}", value=value, instead="1 or more")
+                UserError(
+                    "a size is a whole number of at least 1", key=f"model.{name}", value=value, instead="1 or more"
+                )
             )
     for name, words in WORDS.items():
         value = fields.get(name)

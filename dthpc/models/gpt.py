@@ -30,7 +30,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         """Map the residual stream `[B, T, dim]` to itself."""
         x = x + self.dropout(self.attention(self.attention_norm(x), rope))
-        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+        x = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        return x
 
 
 class GPT(nn.Module):
@@ -39,6 +40,9 @@ class GPT(nn.Module):
     Layers are held by number in a `ModuleDict`, so that a pipeline stage that keeps only some of them keeps their
     global names. Initial values are set by `dthpc.models.init.init_parameters`, by name.
     """
+
+    rope_cos: Tensor
+    rope_sin: Tensor
 
     def __init__(
         self,
@@ -121,7 +125,8 @@ class GPT(nn.Module):
         x = self.dropout(x)
         for block in self.blocks.values():
             x = block(x, rope)
-        return self.head(self.norm(x))
+        logits: Tensor = self.head(self.norm(x))
+        return logits
 
     @torch.no_grad()
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:

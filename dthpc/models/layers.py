@@ -69,10 +69,11 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(
             q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True
         )
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
 
 
 class SwiGLU(nn.Module):
@@ -86,7 +87,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[..., dim]` to `[..., dim]`."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        result: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return result
 
 
 class GELU(nn.Module):
@@ -99,4 +101,5 @@ class GELU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[..., dim]` to `[..., dim]`."""
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        result: Tensor = self.down(F.gelu(self.up(x), approximate="tanh"))
+        return result

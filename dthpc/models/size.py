@@ -22,17 +22,18 @@ def gpt_flops_per_token(model: Mapping[str, Any], seq_len: int, vocab_size: int 
     N counts the parameters that multiply, so an embedding that is only looked up is left out. As in the source, the
     whole attention square is counted although the causal mask needs half, and recomputation is not counted.
     """
-    return 6.0 * _matrix_parameters(model, vocab_size) + 12.0 * model["layers"] * model["dim"] * seq_len
+    attention: int = 12 * model["layers"] * model["dim"] * seq_len
+    return 6.0 * _matrix_parameters(model, vocab_size) + attention
 
 
 def _matrix_parameters(model: Mapping[str, Any], vocab_size: int | None) -> int:
-    dim, layers, heads = model["dim"], model["layers"], model["heads"]
-    vocab = model.get("vocab_size") or vocab_size
+    dim, layers, heads = int(model["dim"]), int(model["layers"]), int(model["heads"])
+    vocab: int | None = model.get("vocab_size") or vocab_size
     if vocab is None:
         raise ValueError("the vocabulary's size is known neither from the model nor from the data")
-    kv_dim = dim // heads * (model.get("kv_heads") or heads)
+    kv_dim: int = dim // heads * (model.get("kv_heads") or heads)
     mlp = model.get("mlp", "swiglu")
-    hidden = model.get("hidden") or default_hidden(dim, mlp)
+    hidden: int = model.get("hidden") or default_hidden(dim, mlp)
     attention = 2 * dim * dim + 2 * dim * kv_dim
     feed_forward = (3 if mlp == "swiglu" else 2) * dim * hidden
     norms = 2 * dim

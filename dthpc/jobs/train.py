@@ -1,0 +1,137 @@
+"""The job that trains a model: data → model → mesh → parallelize → optimizer → restore → loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from dthpc.checkpoint.store import restore
+from dthpc.errors import UserError
+from dthpc.jobs.build import build_data, build_loss, build_model, instantiate
+from dthpc.monitor.tensorboard import ScalarWriter
+from dthpc.parallel.apply import parallelize
+from dthpc.parallel.layout import Layout
+from dthpc.parallel.precision import make_deterministic
+from dthpc.train.callbacks import Callback
+from dthpc.train.header import Header
+from dthpc.train.loop import Training, train
+from dthpc.train.optim import build_optimizer
+from dthpc.train.records import EventRecorder, TensorBoard
+from dthpc.train.saver import Saver
+from dthpc.train.state import checkpoint_state
+
+if TYPE_CHECKING:
+    from dthpc.launch.context import RankContext
+
+
+def run(config: Any, context: RankContext) -> None:
+    """Train `config.model` on `config.data`, from the newest checkpoint of the run if there is one.
+
+    Args:
+        config: the whole configuration, resolved.
+        context: this rank; `torch.distributed` is initialised.
+
+    Raises:
+        UserError: something that the user can mend.
+        Stopped: the run was asked to stop, and its state is saved.
+        FloatingPointError: a loss or gradient is not finite.
+    """
+    if config.precision.deterministic:
+        make_deterministic(context.device)
+    data = build_data(config.data)
+    _check_data(data, config)
+    model = build_model(config, data, context.device)
+    layout = Layout.resolve(config, context.identity.world_size)
+    mesh = layout.make_mesh(context.device.type)
+    parallel = parallelize(model, layout, mesh, config)
+    training = Training(
+        config=config,
+        context=context,
+        data=data,
+        model=parallel,
+        loss=build_loss(config.loss),
+        optimizer=build_optimizer(model, config.optim),
+        header=Header(_control_group(context)),
+        saver=_make_saver(config, context, data),
+    )
+    _restore(training)
+    training.callbacks = _make_callbacks(training)
+    train(training)
+
+
+def _check_data(data: Any, config: Any) -> None:
+    """All ranks must see the same, non-empty data; collective."""
+    if not len(data.train):
+        raise UserError("the training data set has no samples", key="data", instead="more text, or a smaller seq_len")
+    if config.train.eval_every >= 0 and not len(data.valid):
+        raise UserError("the held-out data set has no samples", key="data", instead="more data, or train.eval_every=-1")
+    if dist.get_world_size() == 1:
+        return
+    seen: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(seen, (len(data.train), len(data.valid), getattr(data, "fingerprint", None)))
+    for rank, other in enumerate(seen):
+        if other != seen[0]:
+            raise UserError(
+                f"rank 0 has {seen[0][0]} training and {seen[0][1]} held-out samples, and rank {rank} has {other[0]} "
+                f"and {other[1]}" + (" of other text" if other[2] != seen[0][2] else ""),
+                key="data",
+                instead="data on a file system that all nodes share, or the same files and the same Python on each",
+            )
+
+
+def _control_group(context: RankContext) -> dist.ProcessGroup | None:
+    """The ranks, over a backend that moves CPU tensors: flags must not queue behind a GPU's work."""
+    if context.identity.world_size == 1:
+        return None
+    return dist.group.WORLD if context.backend == "gloo" else dist.new_group(backend="gloo")
+
+
+def _make_saver(config: Any, context: RankContext, data: Any) -> Saver:
+    fingerprint = getattr(data, "fingerprint", None)
+    return Saver(
+        root=context.run.checkpoints,
+        attempt=context.identity.attempt,
+        every=config.checkpoint.every,
+        keep=config.checkpoint.keep,
+        keep_every=config.checkpoint.keep_every,
+        meta={} if fingerprint is None else {"data": fingerprint},
+        removes=context.is_first,
+    )
+
+
+def _restore(t: Training) -> None:
+    """Go on from the newest checkpoint that verifies; collective."""
+    state = checkpoint_state(t.model.module, t.optimizer, t.state)
+    expected = t.saver.meta if t.config.run.on_change == "refuse" else {}
+    info = restore(t.saver.root, state, expect_meta=expected)
+    if info is None:
+        return
+    t.resumed_from = t.last_saved = info.step
+    t.context.step = info.step
+    if t.context.events is not None:
+        for rejected in info.rejected:
+            t.context.events.write("checkpoint_rejected", path=rejected.checkpoint.path, why=rejected.why)
+        t.context.events.write("checkpoint_restored", step=info.step, path=info.path, seconds=info.seconds)
+
+
+def _make_callbacks(t: Training) -> list[Callback]:
+    """The records on rank 0, then the user's callbacks on every rank."""
+    callbacks: list[Callback] = []
+    monitor = t.config.monitor
+    if t.context.events is not None:
+        bigram = getattr(t.data, "bigram_bits_per_byte", None)
+        callbacks.append(EventRecorder(t.context.events, monitor.log_every, bigram() if bigram else None))
+        if monitor.tensorboard:
+            callbacks.append(TensorBoard(ScalarWriter(t.context.run.tensorboard, t.state.step), monitor.log_every))
+    for name, node in (t.config.get("callbacks") or {}).items():
+        callback = instantiate(node, f"callbacks.{name}")
+        if not isinstance(callback, Callback):
+            raise UserError(
+                f"a {type(callback).__name__} is no callback",
+                key=f"callbacks.{name}._target_",
+                value=node["_target_"],
+                instead="a class derived from dthpc.train.callbacks.Callback",
+            )
+        callbacks.append(callback)
+    return callbacks

@@ -1,0 +1,88 @@
+"""From a plain model to one that trains on a mesh: the order of operations, on one screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import nn
+
+from dthpc.errors import UserError
+from dthpc.parallel.buckets import GradientBuckets
+from dthpc.parallel.layout import Layout
+from dthpc.parallel.precision import Precision
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@dataclass(frozen=True)
+class ParallelModel:
+    """A model on its mesh: what the training step needs to know, whatever the layout."""
+
+    module: nn.Module
+    """The part of the model that this rank holds; its parameters keep their global names."""
+
+    gradients: GradientBuckets
+    """Its gradients."""
+
+    precision: Precision
+    """Number format of its arithmetic."""
+
+    layout: Layout
+    """The degrees."""
+
+    group: dist.ProcessGroup | None
+    """Ranks that share a global batch; None for a single process."""
+
+    def sync_buffers(self) -> None:
+        """Give every replica the first one's running statistics, so that all hold one state and one can save it."""
+        if self.group is not None:
+            _broadcast([b for b in self.module.buffers() if b.is_floating_point()], self.group)
+
+
+def parallelize(model: nn.Module, layout: Layout, mesh: DeviceMesh, config: Any) -> ParallelModel:
+    """Apply a layout to a model.
+
+    Args:
+        model: the whole model, initialised, on this rank's device.
+        layout: the degrees.
+        mesh: made by `layout`.
+        config: the whole configuration.
+
+    Returns:
+        The model with replicated weights (equal on all replicas from here on) and bucketed gradients.
+
+    Raises:
+        UserError: the model has nothing to train, or weights that are not fp32.
+    """
+    _check_parameters(model)
+    group = mesh.get_group("dp") if layout.dp > 1 else None
+    if group is not None:
+        # Equal by name and seed for our models; a user's model may draw its weights as it likes.
+        _broadcast([*model.parameters(), *model.buffers()], group)
+    gradients = GradientBuckets(model.parameters(), group, config.parallel.bucket_mb << 20)
+    precision = Precision(config.precision.compute, mesh.device_type)
+    return ParallelModel(model, gradients, precision, layout, group)
+
+
+def _broadcast(tensors: list[Any], group: dist.ProcessGroup) -> None:
+    source = dist.get_global_rank(group, 0)
+    works = [dist.broadcast(tensor.detach(), source, group=group, async_op=True) for tensor in tensors]
+    for work in works:
+        work.wait()
+
+
+def _check_parameters(model: nn.Module) -> None:
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not trained:
+        raise UserError("the model has no parameter to train", key="model._target_", value=type(model).__name__)
+    for name, parameter in trained:
+        if str(parameter.dtype) != "torch.float32":
+            raise UserError(
+                f"parameter {name} is {parameter.dtype}; master weights are fp32",
+                key="model._target_",
+                value=type(model).__name__,
+                instead="build the model in fp32 and choose the arithmetic with precision.compute",
+            )

@@ -1,0 +1,37 @@
+"""Cutting a rank's share of a step into micro-batches, and moving it to the device; batches may be nests of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def rows(batch: Any) -> int:
+    """Number of samples in a batch: the first dimension of its first tensor."""
+    while not isinstance(batch, Tensor):
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    return batch.shape[0]
+
+
+def micro_batches(inputs: Any, targets: Any, size: int | None, device: torch.device) -> Iterator[tuple[Any, Any]]:
+    """Parts of a batch of at most `size` samples each (None: the whole batch), on the device; none if it is empty."""
+    count = rows(inputs)
+    size = size or max(1, count)
+    for start in range(0, count, size):
+        stop = start + size
+
+        def part(tensor: Tensor, start: int = start, stop: int = stop) -> Tensor:
+            return tensor[start:stop].to(device, non_blocking=True)
+
+        yield _map(inputs, part), _map(targets, part)
+
+
+def _map(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {key: _map(inner, function) for key, inner in value.items()}
+    return [_map(inner, function) for inner in value]

@@ -1,0 +1,135 @@
+"""The records of a training, written by rank 0: events, curves and the closing summary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dthpc.monitor.events import EventLog
+from dthpc.monitor.tensorboard import ScalarWriter
+from dthpc.train.callbacks import Callback, CheckpointRecord, EvalRecord, StepRecord
+from dthpc.train.summary import Totals, summarize
+
+if TYPE_CHECKING:
+    from dthpc.train.loop import Training
+
+
+class EventRecorder(Callback):
+    """Writes `events.jsonl`: a metric record every `every` steps, and everything that happens between them."""
+
+    def __init__(self, events: EventLog, every: int, bigram_bits_per_byte: float | None) -> None:
+        """Take the log, the steps between records, and the baseline to tell with each evaluation."""
+        self._events = events
+        self._every = every
+        self._bigram = bigram_bits_per_byte
+        self._window = Totals()
+        self._whole = Totals()
+
+    def on_train_start(self, training: Training) -> None:
+        """Tell how much work there is."""
+        train = training.config.train
+        self._events.write(
+            "train_start",
+            step=training.state.step,
+            total_steps=train.steps,
+            tokens_per_step=train.global_batch * train.seq_len,
+            params=sum(p.numel() for p in training.model.module.parameters()),
+            resumed_from=training.resumed_from,
+            layout=training.model.layout.describe(),
+            precision=training.model.precision.compute,
+        )
+
+    def on_step(self, training: Training, record: StepRecord) -> None:
+        """Add the step to the totals; the first step, every `every` steps and the last one are written."""
+        self._window.add(record)
+        self._whole.add(record)
+        first = self._whole.steps == 1
+        if first or record.step % self._every == 0 or record.step == training.config.train.steps:
+            self._write_step(record)
+
+    def _write_step(self, record: StepRecord) -> None:
+        window, self._window = self._window, Totals()
+        self._events.write(
+            "step",
+            step=record.step,
+            loss=window.loss,
+            lr=record.lr,
+            grad_norm=record.grad_norm,
+            tokens=window.targets,
+            step_time=window.seconds / window.steps,
+            tokens_per_s=window.targets / max(window.seconds, 1e-9),
+            data_wait=window.data_wait / window.steps,
+            samples=record.samples,
+        )
+
+    def on_eval(self, training: Training, record: EvalRecord) -> None:
+        """Tell the held-out loss and its baseline."""
+        self._whole.eval_seconds += record.seconds
+        self._events.write(
+            "eval",
+            step=record.step,
+            loss=record.loss,
+            bits_per_byte=record.bits_per_byte,
+            bigram_bits_per_byte=self._bigram,
+            tokens=record.targets,
+            whole=record.whole,
+            seconds=record.seconds,
+        )
+
+    def on_checkpoint(self, training: Training, record: CheckpointRecord) -> None:
+        """Tell where a checkpoint lies."""
+        self._whole.checkpoint_seconds += record.seconds
+        self._events.write(
+            "checkpoint_saved", step=record.step, path=record.path, seconds=record.seconds, bytes=record.size
+        )
+
+    def on_stop(self, training: Training, signal: str) -> None:
+        """Tell that the run stops before its end."""
+        self._events.write("stop_requested", signal=signal, step=training.state.step)
+
+    def on_incident(self, training: Training, what: str, why: str) -> None:
+        """Tell what went wrong."""
+        self._events.write("incident", what=what, why=why, step=training.state.step)
+
+    def on_train_end(self, training: Training) -> None:
+        """Tell what came of it all."""
+        self._events.write("train_end", **summarize(training, self._whole, self._bigram))
+
+
+class TensorBoard(Callback):
+    """Draws curves of the same numbers."""
+
+    def __init__(self, writer: ScalarWriter, every: int) -> None:
+        """Take the writer, and the steps between points."""
+        self._writer = writer
+        self._every = every
+
+    def on_step(self, training: Training, record: StepRecord) -> None:
+        """Draw loss, rate, gradient norm and speed."""
+        if record.step % self._every:
+            return
+        self._writer.write(
+            record.step,
+            {
+                "train/loss": record.loss,
+                "train/learning_rate": record.lr,
+                "train/gradient_norm": record.grad_norm,
+                "speed/step_seconds": record.seconds,
+                "speed/tokens_per_second": record.targets / max(record.seconds, 1e-9),
+                "speed/data_wait_seconds": record.data_wait,
+            },
+        )
+
+    def on_eval(self, training: Training, record: EvalRecord) -> None:
+        """Draw the held-out loss."""
+        values = {"valid/loss": record.loss}
+        if record.bits_per_byte is not None:
+            values["valid/bits_per_byte"] = record.bits_per_byte
+        self._writer.write(record.step, values)
+
+    def on_stop(self, training: Training, signal: str) -> None:
+        """Leave whole files."""
+        self._writer.close()
+
+    def on_train_end(self, training: Training) -> None:
+        """Leave whole files."""
+        self._writer.close()

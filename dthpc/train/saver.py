@@ -1,0 +1,57 @@
+"""Writing checkpoints of a training, and removing those that nobody needs any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dthpc.checkpoint.retain import retain
+from dthpc.checkpoint.store import save
+from dthpc.train.callbacks import CheckpointRecord
+from dthpc.train.state import TrainState, checkpoint_state
+
+
+@dataclass(frozen=True)
+class Saver:
+    """Where and how checkpoints of this run are kept."""
+
+    root: Path
+    """The folder of the run's checkpoints."""
+
+    attempt: int
+    """Number of this attempt."""
+
+    every: int
+    """Steps between checkpoints; 0: none between start and end."""
+
+    keep: int
+    """Checkpoints to keep; 0: all."""
+
+    keep_every: int
+    """Keep for good those whose step is a multiple of this; 0: none."""
+
+    meta: dict[str, Any]
+    """Facts that a checkpoint must share with the run that restores it, such as which text it was trained on."""
+
+    removes: bool
+    """Whether this rank is the one that removes old checkpoints."""
+
+    def due(self, step: int) -> bool:
+        """Whether a checkpoint is to be written after that many steps."""
+        return bool(self.every) and step % self.every == 0
+
+    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> CheckpointRecord:
+        """Commit a checkpoint; collective.
+
+        Raises:
+            CheckpointError: it failed, on all ranks; the older ones are as they were.
+        """
+        live = checkpoint_state(model, optimizer, state)
+        info = save(self.root, state.step, live, attempt=self.attempt, meta=self.meta)
+        if self.removes and self.keep:
+            retain(self.root, self.keep, every=self.keep_every or None)
+        return CheckpointRecord(state.step, info.path, info.seconds, info.bytes)

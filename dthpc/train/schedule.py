@@ -1,0 +1,42 @@
+"""Learning rate as a pure function of the step, so that a resumed run needs no state for it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+
+def learning_rate(step: int, steps: int, optim: Any) -> float:
+    """The rate of one update.
+
+    Args:
+        step: updates made before this one, from 0.
+        steps: updates of the whole run.
+        optim: the `optim` group of the configuration.
+    """
+    peak: float = optim.lr
+    return peak * ratio(step, steps, **{key: optim.schedule[key] for key in FIELDS})
+
+
+FIELDS = ("name", "warmup_steps", "min_ratio", "decay_fraction")
+
+
+def ratio(
+    step: int, steps: int, *, name: str, warmup_steps: int = 0, min_ratio: float = 0.1, decay_fraction: float = 0.2
+) -> float:
+    """The rate of one update over the peak rate, in (0, 1].
+
+    All schedules rise linearly over the first `warmup_steps` updates, the first of which is already made with
+    1/warmup_steps. Then `constant` stays; `linear` and `cosine` (Loshchilov and Hutter 2016) fall to `min_ratio` at the
+    end; `wsd` (Hu et al. 2024, "MiniCPM") stays until its last `decay_fraction` of all steps, and then falls linearly.
+    """
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    start = warmup_steps
+    if name == "wsd":
+        start = max(warmup_steps, steps - round(steps * decay_fraction))
+    if name == "constant" or step < start:
+        return 1.0
+    done = min(1.0, (step - start) / max(1, steps - start))
+    left = 0.5 * (1 + math.cos(math.pi * done)) if name == "cosine" else 1 - done
+    return min_ratio + (1 - min_ratio) * left

@@ -1,0 +1,108 @@
+"""What came of a training: the numbers of its last event."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dthpc.monitor.events import read_events
+
+if TYPE_CHECKING:
+    from dthpc.train.callbacks import StepRecord
+    from dthpc.train.loop import Training
+
+
+@dataclass
+class Totals:
+    """Sums over steps."""
+
+    steps: int = 0
+    """Steps added."""
+
+    targets: int = 0
+    """Targets of all of them."""
+
+    loss_sum: float = 0.0
+    """Sum of losses over all targets, in nats."""
+
+    seconds: float = 0.0
+    """Time spent in steps."""
+
+    data_wait: float = 0.0
+    """Part of it that was spent waiting for data."""
+
+    eval_seconds: float = 0.0
+    """Time spent in evaluations."""
+
+    checkpoint_seconds: float = 0.0
+    """Time for which checkpoints held up the training."""
+
+    def add(self, record: StepRecord) -> None:
+        """Take one step in."""
+        self.steps += 1
+        self.targets += record.targets
+        self.loss_sum += record.loss * record.targets
+        self.seconds += record.seconds
+        self.data_wait += record.data_wait
+
+    @property
+    def loss(self) -> float:
+        """Mean loss over all targets of these steps."""
+        return self.loss_sum / max(1, self.targets)
+
+
+def summarize(t: Training, totals: Totals, bigram_bits_per_byte: float | None) -> dict[str, Any]:
+    """The fields of the `train_end` event.
+
+    Args:
+        t: the training, which is done.
+        totals: over the steps of this attempt.
+        bigram_bits_per_byte: the baseline.
+    """
+    events, _ = read_events(t.context.run.events)
+    started = min((event["time"] for event in events if event.get("kind") == "attempt_start"), default=None)
+    evaluation, step = t.last_eval, t.last_step
+    return {
+        "step": t.state.step,
+        "samples": t.state.samples,
+        "loss": step.loss if step else None,
+        "eval_loss": evaluation.loss if evaluation else None,
+        "bits_per_byte": evaluation.bits_per_byte if evaluation else None,
+        "bigram_bits_per_byte": bigram_bits_per_byte,
+        "params": sum(p.numel() for p in t.model.module.parameters()),
+        "tokens_per_s": totals.targets / totals.seconds if totals.steps else None,
+        "step_time": totals.seconds / totals.steps if totals.steps else None,
+        "seconds": time.time() - started if started is not None else None,
+        "step_seconds": totals.seconds,
+        "data_wait_seconds": totals.data_wait,
+        "eval_seconds": totals.eval_seconds,
+        "checkpoint_seconds": totals.checkpoint_seconds,
+        "lost_seconds": lost_seconds(events),
+        "checkpoints": t.saver.root,
+        "tensorboard": t.context.run.tensorboard if t.config.monitor.tensorboard else None,
+    }
+
+
+def lost_seconds(events: Iterable[dict[str, Any]]) -> float:
+    """Time that the run's interruptions cost so far.
+
+    For each attempt after the first that is the time from when the checkpoint that it goes on from was committed (or
+    from the first start, where there was none) until it trained again: work that had to be repeated, waiting, starting.
+    """
+    saved: dict[int, float] = {}
+    first: float | None = None
+    lost = 0.0
+    for event in events:
+        kind, when = event.get("kind"), event.get("time")
+        if when is None:
+            continue
+        if kind == "checkpoint_saved":
+            saved[event["step"]] = when
+        elif kind == "train_start":
+            if first is None:
+                first = when
+            else:
+                lost += when - saved.get(event.get("resumed_from") or 0, first)
+    return lost
