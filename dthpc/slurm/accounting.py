@@ -14,10 +14,10 @@ from dthpc.slurm.tables import Row, parse_table, separated_rows
 from dthpc.slurm.units import gpus_of_tres, is_absent, memory_to_bytes, optional_seconds, parse_tres, time_to_seconds
 
 SACCT_COLUMNS = [
-    *("JobID", "JobName", "User", "Partition", "Account", "QOS", "State", "ExitCode", "Elapsed", "Timelimit"),
-    *("NNodes", "AllocTRES", "MaxRSS", "Submit", "Start", "End", "NodeList"),
+    *("JobID", "User", "Partition", "Account", "QOS", "State", "ExitCode", "Elapsed", "Timelimit", "NNodes"),
+    *("AllocTRES", "Submit", "Start", "End", "NodeList"),
 ]
-"""The columns that dthpc asks of sacct."""
+"""The columns that dthpc asks of sacct. None of them can hold the separator."""
 
 _JOB_ID = re.compile(r"(?P<job>\d+(?:_(?:\d+|\[[^\]]*\]))?(?:\+\d+)?)(?:\.(?P<step>\S+))?", re.ASCII)
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", re.ASCII)

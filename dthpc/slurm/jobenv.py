@@ -65,9 +65,10 @@ class JobEnvironment:
 
     @property
     def master(self) -> str | None:
-        """The first node of the list, or `None` where no list is told; never the launch host, which may be a login node.
+        """The first node of the list, or `None` where no list is told.
 
-        With `--distribution=arbitrary` rank 0 may be elsewhere: rank 0 itself publishes its address.
+        It is never the launch host, which may be a login node. With `--distribution=arbitrary` rank 0 may be on another
+        node: rank 0 itself publishes its address.
         """
         return self.nodes[0] if self.nodes else None
 

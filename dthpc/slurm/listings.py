@@ -19,14 +19,14 @@ SQUEUE_COLUMNS = {
     "STATE": "%T",
     "REASON": "%r",
     "PARTITION": "%P",
-    "NAME": "%j",
     "USER": "%u",
     "TIME": "%M",
     "TIME_LIMIT": "%l",
+    "START_TIME": "%S",
     "NODES": "%D",
     "NODELIST": "%N",
 }
-"""The columns that dthpc asks of squeue, and their format letters."""
+"""The columns that dthpc asks of squeue, and their format letters. None of them can hold the separator."""
 
 SINFO_COLUMNS = {"PARTITION": "%R", "NODES": "%D", "CPUS": "%c", "MEMORY": "%m", "GRES": "%G", "STATE": "%T"}
 """The columns that dthpc asks of sinfo, and their format letters."""
@@ -170,6 +170,7 @@ def _queued_job(row: Row) -> JobRecord:
         num_nodes=(int(count), int(count)) if count.isdigit() else None,
         run_time_s=optional_seconds(row.get("TIME", "")),
         time_limit_s=optional_seconds(row.get("TIME_LIMIT", "")),
+        start_time=None if is_absent(row.get("START_TIME", "")) else row["START_TIME"],
         array_job_id=array[1] if array else None,
         array_task_id=array[2] if array else None,
         het_job_id=het[1] if het else None,

@@ -42,11 +42,13 @@ def separated_rows(text: str, names: Sequence[str], command: str) -> list[Row]:
     """
     rows = []
     for line in clean_lines(text):
+        # With SLURM_CLUSTERS set, a line names the cluster before its jobs.
+        if not line.strip() or line.startswith("CLUSTER: "):
+            continue
         cells = line.split("|")
-        if line.strip() and len(cells) not in (len(names), len(names) + 1):
+        if len(cells) not in (len(names), len(names) + 1):
             raise UserError(f"a line has {len(cells)} columns where {len(names)} were asked", key=command, value=line)
-        if line.strip():
-            rows.append({name: cell.strip() for name, cell in zip(names, cells, strict=False)})
+        rows.append({name: cell.strip() for name, cell in zip(names, cells, strict=False)})
     return rows
 
 
