@@ -100,7 +100,10 @@ class Outcome:
     """Signals that the keeper received, in order."""
 
     log_causes: tuple[str, ...] = ()
-    """Causes that srun's messages name, such as `time_limit` for `DUE TO TIME LIMIT`."""
+    """Causes that Slurm's lines in the logs name, in order; `cancelled` for a line that names none."""
+
+    last_words: str = ""
+    """Last line that `srun` or a silent rank left."""
 
     @property
     def all_finished(self) -> bool:
