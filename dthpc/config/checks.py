@@ -63,7 +63,9 @@ def find_mistakes(config: Any) -> list[UserError]:
     Returns:
         One error for each mistake; empty when there is none.
     """
-    errors: list[UserError] = []
+    errors = _missing(config)
+    if errors:
+        return errors
     for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, _targets):
         errors.extend(check(config))
     for check_room in _room_checks():
@@ -76,7 +78,7 @@ def _room_checks() -> list[Callable[[Any], list[UserError]]]:
     from dthpc.models import check as models
     from dthpc.parallel import layout
 
-    return [models.check, layout.check]
+    return [models.check, layout.check, _text_source]
 
 
 def _top_level(config: Any) -> Iterator[UserError]:
@@ -185,6 +187,33 @@ def _exists(target: str) -> bool:
     # One level is enough to catch a misspelt module; deeper names may be attributes that only importing shows.
     found = any((folder / f"{inner}.py").is_file() or (folder / inner).is_dir() for folder in folders)
     return found or any((folder / "__init__.py").is_file() and len(parts) == 2 for folder in folders)
+
+
+def _text_source(config: Any) -> list[UserError]:
+    """Whether there is text to read, for the sources of this package."""
+    from dthpc.data import corpus
+
+    source = config.data.get("source")
+    target = str(source.get("_target_", "")) if hasattr(source, "get") else ""
+    module, _, name = target.rpartition(".")
+    # Inside a container, paths may be others than here.
+    if module != corpus.__name__ or config.cluster.container.runtime is not None:
+        return []
+    kind = getattr(corpus, name, None)
+    arguments = {str(key): value for key, value in source.items() if key != "_target_"}
+    try:
+        return list(kind(**arguments).check()) if kind is not None else []
+    except TypeError as error:
+        return [UserError(str(error), key="data.source", value=target, instead="check the keys of data.source")]
+
+
+def _missing(config: Any) -> list[UserError]:
+    """Values that have no default and were not given."""
+    from omegaconf import OmegaConf
+
+    return [
+        UserError("needs a value", key=str(key), instead=f"{key}=…") for key in sorted(OmegaConf.missing_keys(config))
+    ]
 
 
 def _get(config: Any, key: str) -> Any:

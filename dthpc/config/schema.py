@@ -427,3 +427,29 @@ class GPTModel:
 
     dropout: float = 0.0
     """Share of activations dropped in training."""
+
+
+@dataclass
+class TextDataFields:
+    """Text for a language model: the options of `dthpc.data.text.TextData`."""
+
+    _target_: str = "dthpc.data.text.TextData"
+    """The data class."""
+
+    source: Any = MISSING
+    """Where the text comes from: `_target_` names a class such as `dthpc.data.corpus.TextFiles`."""
+
+    tokenizer: Any = field(default_factory=lambda: {"_target_": "dthpc.data.tokenizer.ByteTokenizer"})
+    """Text to tokens: `_target_` names a class such as `dthpc.data.tokenizer.ByteTokenizer`."""
+
+    seq_len: int = MISSING
+    """Tokens of a sample; follows `train.seq_len`."""
+
+    valid_fraction: float = 0.05
+    """Share of the documents that is held out, by a rule that depends on their names alone."""
+
+    cache_dir: Optional[str] = None
+    """Folder of the packed tokens; null: `$DTHPC_CACHE`, else `dthpc` in the user's cache folder."""
+
+    max_train_tokens: Optional[int] = None
+    """Use only so many tokens of the training text; null: all."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_the_default_run_has_no_mistake() -> None:
         ("train.eval_every=-2", "at least -1"),
         ("cluster.tasks_per_node=0", "at least 1"),
         ("train.micro_batch=100000", "global_batch"),
-        ("run.name='a b/c'", "run.name=a-b-c"),
+        ("'run.name=\"a b/c\"'", "run.name=a-b-c"),
         ("run.name=..", "run.name=run-1"),
         ("optim.lr=0", "positive"),
         ("optim.schedule.warmup_steps=1000000", "warm-up"),
@@ -41,10 +42,12 @@ def test_the_default_run_has_no_mistake() -> None:
         ("loss._target_=dthpc.modles.losses.next_token", "dthpc.modles"),
         ("+callbacks.mine._target_=no_such_package.Callback", "callbacks.mine"),
         ("model.heads=3", "model.heads"),
+        ("data=text", "data.source.path"),
+        ("data=text data.source.path=/nowhere", "data.source.path=/nowhere"),
     ],
 )
 def test_each_mistake_is_named_with_what_to_write(word: str, expected: str) -> None:
-    found = mistakes(word)
+    found = mistakes(*shlex.split(word))
     assert len(found) == 1, found
     assert expected in found[0]
 
