@@ -165,7 +165,7 @@ def _queued_job(row: Row) -> JobRecord:
         name=row.get("NAME"),
         user=row.get("USER"),
         partition=row.get("PARTITION"),
-        reason=reason[1] if reason else row.get("REASON"),
+        reason=reason[1] if reason else (None if is_absent(row.get("REASON", "")) else row["REASON"]),
         nodes=[] if reason or is_absent(place) else expand(place),
         num_nodes=(int(count), int(count)) if count.isdigit() else None,
         run_time_s=optional_seconds(row.get("TIME", "")),
