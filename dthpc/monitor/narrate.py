@@ -140,7 +140,7 @@ def _stop_requested(event: dict[str, Any], progress: Progress) -> str:
 
 def _attempt_end(event: dict[str, Any], progress: Progress) -> str | None:
     decision = str(event.get("decision") or "")
-    if decision == "finished":
+    if decision == "finish":
         return None
     reason = str(event.get("reason") or event.get("cause") or "no reason given")
     if decision in ("stop", ""):

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from dthpc.monitor.units import integer, number
+from dthpc.monitor.units import integer, number, text
 
 KINDS = (
     "run_submitted",
@@ -99,6 +99,9 @@ class Progress:
     submitted: float | None = None
     """Time of the newest submission, unix seconds."""
 
+    awaits_start: bool = False
+    """Whether no attempt has started since the newest submission."""
+
     attempt: int | None = None
     """Newest attempt."""
 
@@ -160,11 +163,14 @@ class Progress:
 
     def _on_run_submitted(self, event: dict[str, Any], moment: float | None) -> None:
         self.submitted = moment
-        self.launcher = _text(event.get("launcher")) or self.launcher
-        self.job_id = _text(event.get("job_id")) or self.job_id
+        self.awaits_start = True
+        self.attempt_end = self.stop_signal = self.train_end = None
+        self.launcher = text(event.get("launcher")) or self.launcher
+        self.job_id = text(event.get("job_id")) or self.job_id
 
     def _on_attempt_start(self, event: dict[str, Any], moment: float | None) -> None:
-        self.job_id = _text(event.get("job_id")) or self.job_id
+        self.job_id = text(event.get("job_id")) or self.job_id
+        self.awaits_start = False
         self.attempt_end = self.stop_signal = self.train_end = None
         self.step_time = self.tokens_per_s = self.data_wait = None
         self._pace.clear()
@@ -201,7 +207,7 @@ class Progress:
         self.checkpoint_time = moment
 
     def _on_stop_requested(self, event: dict[str, Any], moment: float | None) -> None:
-        self.stop_signal = _text(event.get("signal")) or "stop"
+        self.stop_signal = text(event.get("signal")) or "stop"
 
     def _on_attempt_end(self, event: dict[str, Any], moment: float | None) -> None:
         self.attempt_end = event
@@ -219,7 +225,3 @@ def fold(events: list[dict[str, Any]]) -> Progress:
     for event in events:
         progress.apply(event)
     return progress
-
-
-def _text(value: object) -> str | None:
-    return None if value is None or value == "" else str(value)

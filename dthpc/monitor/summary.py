@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 from dthpc.monitor.narrate import step_text
 from dthpc.monitor.progress import Progress
@@ -24,7 +25,8 @@ def summary_lines(run: RunDir, progress: Progress, checkpoint: Path | None, atte
     Returns:
         Aligned lines; a line about something that the run did not record is left out.
     """
-    took = number((progress.train_end or {}).get("seconds"))
+    end = progress.train_end or {}
+    took = number(end.get("seconds"))
     spent = f" in {duration(took)}" if took is not None else ""
     tries = f", {attempts} attempts" if attempts > 1 else ""
     rows = [
@@ -32,6 +34,7 @@ def summary_lines(run: RunDir, progress: Progress, checkpoint: Path | None, atte
         ("loss", _losses(progress)),
         ("bits per byte", _bits(progress)),
         ("throughput", _throughput(progress)),
+        ("time", _times(end)),
         *place_rows(run, checkpoint),
         ("details", f"python -m dthpc.status {run_word(run)}"),
         ("go on", f"the same command with run.name={run.name} run.on_change=accept and more train.steps"),
@@ -91,6 +94,18 @@ def _bits(progress: Progress) -> str:
     return f"{text}; a bigram model: {decimal(baseline)} ({verdict} than it)"
 
 
+def _times(end: dict[str, Any]) -> str:
+    """Where the time of the last attempt went, and what interruptions cost over all of them."""
+    shown = (
+        ("step_seconds", "steps"),
+        ("eval_seconds", "evaluation"),
+        ("checkpoint_seconds", "checkpoints"),
+        ("lost_seconds", "lost by interruptions"),
+    )
+    values = [(number(end.get(field)), label) for field, label in shown]
+    return ", ".join(f"{duration(value)} {label}" for value, label in values if value)
+
+
 def _throughput(progress: Progress) -> str:
     end = progress.train_end or {}
     rate = number(end.get("tokens_per_s"))
@@ -98,5 +113,7 @@ def _throughput(progress: Progress) -> str:
     if rate is None:
         return ""
     ranks = f" over {progress.world_size} ranks" if progress.world_size and progress.world_size > 1 else ""
-    pace = f", {milliseconds(progress.step_time)} a step" if progress.step_time is not None else ""
+    step_time = number(end.get("step_time"))
+    step_time = progress.step_time if step_time is None else step_time
+    pace = f", {milliseconds(step_time)} a step" if step_time is not None else ""
     return f"{count(rate)} tokens/s{ranks}{pace}"

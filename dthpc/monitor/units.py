@@ -25,6 +25,11 @@ def integer(value: object) -> int | None:
     return int(found) if found is not None and math.isfinite(found) else None
 
 
+def text(value: object) -> str | None:
+    """A field of an event as a text on one line; `None` where it is absent or empty."""
+    return " ".join(str(value).split()) or None if value is not None else None
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as `0.42 s`, `45 s`, `2m 03s`, `1h 02m` or `3d 04h`."""
     if seconds is None or not math.isfinite(seconds):

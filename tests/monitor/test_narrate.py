@@ -58,7 +58,7 @@ def test_silence_is_said_instead_of_an_eta() -> None:
         ({"kind": "stop_requested", "signal": "SIGTERM", "step": 120}, "asked to stop by SIGTERM at step 120: saving…"),
         ({"kind": "incident", "what": "hang", "rank": 3}, "incident: hang (rank 3)"),
         ({"kind": "step", "step": 3}, None),
-        ({"kind": "attempt_end", "decision": "finished"}, None),
+        ({"kind": "attempt_end", "decision": "finish"}, None),
         ({"kind": "somebody else's"}, None),
     ],
 )
