@@ -215,6 +215,9 @@ def latest_verified(root: Path, quick: bool = True) -> tuple[Checkpoint | None, 
         problems = verify(checkpoint.path, quick)
         if not problems:
             return checkpoint, rejected
+        if not os.path.lexists(checkpoint.path):
+            # Retention took it away while it was being read; then there is a newer one.
+            return latest_verified(root, quick)
         rejected.append(Rejected(checkpoint, tuple(problems)))
     return None, rejected
 
