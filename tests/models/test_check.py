@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from dthpc.models.check import check, default_hidden
+
+
+def messages(seq_len: int = 64, **model: Any) -> list[str]:
+    fields = {"_target_": "dthpc.models.gpt.GPT", "dim": 64, "layers": 2, "heads": 4, **model}
+    return [e.message() for e in check(OmegaConf.create({"model": fields, "train": {"seq_len": seq_len}}))]
+
+
+def test_a_good_model_has_no_mistakes() -> None:
+    assert messages(kv_heads=2, norm="layer", dropout=0.1, vocab_size=None) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({"heads": 5}, "model.heads=5: model.dim=64 does not divide into 5 heads (remainder 4). Instead: model.heads=4"),
+        ({"kv_heads": 3}, "model.heads=4 query heads do not divide among 3 key/value heads. Instead: model.kv_heads=2"),
+        ({"dim": 12, "position": "rope"}, "a head has 3 values"),
+        ({"mlp": "swiglo"}, "did you mean swiglu?"),
+        ({"layers": 0}, "model.layers=0: a size is a whole number of at least 1"),
+        ({"dropout": 1.0}, "model.dropout=1.0"),
+    ],
+)
+def test_each_mistake_is_told_with_its_numbers(model: dict[str, Any], expected: str) -> None:
+    found = messages(**model)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_several_mistakes_are_told_together() -> None:
+    assert len(messages(layers=-1, norm="x", dropout=2)) == 3
+
+
+def test_a_sequence_must_fit_the_model() -> None:
+    found = messages(seq_len=128, max_seq_len=100)
+    assert len(found) == 1
+    assert "train.seq_len=128" in found[0]
+    assert "model.max_seq_len=100" in found[0]
+
+
+def test_models_of_users_are_left_alone() -> None:
+    assert messages(_target_="my.Model", heads=5) == []
+
+
+def test_default_feed_forward_of_both_kinds_has_about_the_same_size() -> None:
+    assert default_hidden(128, "gelu") == 512
+    assert default_hidden(128, "swiglu") == 352
+
+
+def test_the_check_does_not_import_torch() -> None:
+    code = "import sys, dthpc.models.check, dthpc.models.size, dthpc.parallel.layout, dthpc.parallel.precision as p;"
+    subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
