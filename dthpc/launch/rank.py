@@ -10,7 +10,6 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import os
-import signal
 import sys
 import threading
 import traceback
@@ -21,7 +20,7 @@ from dthpc.errors import UserError
 from dthpc.launch.identity import RankIdentity, from_environment
 from dthpc.launch.plan import LaunchPlan
 from dthpc.resilience.outcome import EXIT_CRASH, EXIT_USER_ERROR, RankRecord
-from dthpc.resilience.stop import StopFlag, Stopped, die_with_parent
+from dthpc.resilience.stop import StopFlag, Stopped
 from dthpc.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -52,8 +51,6 @@ def main(arguments: list[str]) -> int:
     except UserError as error:
         print(f"dthpc: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
-    if "DTHPC_KEEPER_PID" in os.environ:
-        die_with_parent(signal.SIGKILL, parent=int(os.environ["DTHPC_KEEPER_PID"]))
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(plan.threads_per_rank)
     return _Rank(run, identity, plan, stop).live()

@@ -26,6 +26,9 @@ class Attempt:
     end: dict[str, Any] | None
     """`end.json`; `None` while the attempt lives, or if it vanished and no keeper has looked since."""
 
+    progressed: bool = False
+    """Whether it left a checkpoint that was not there before."""
+
     @property
     def chain(self) -> str | None:
         """What the attempts since one command of the user share; limits count within a chain."""
@@ -51,24 +54,27 @@ class Attempt:
         """What was decided at its end: `finish`, `requeue`, `resubmit`, `restart` or `stop`."""
         return None if self.end is None else self.end.get("decision")
 
-    @property
-    def progressed(self) -> bool:
-        """Whether it left a checkpoint that was not there before."""
-        return bool(self.end and self.end.get("progressed"))
-
 
 def read_attempts(run: RunDir) -> list[Attempt]:
     """All attempts of a run, in order."""
+    folders = [run.attempt(number) for number in run.attempt_numbers()]
+    starts = [_read_dict(folder.start) or {} for folder in folders]
     attempts = []
-    for number in run.attempt_numbers():
-        folder = run.attempt(number)
-        start, end = read_json(folder.start), read_json(folder.end)
-        attempts.append(
-            Attempt(
-                number, start if isinstance(start, dict) else {}, end if isinstance(end, dict) else None
-            )
-        )
+    for folder, start, later in zip(folders, starts, [*starts[1:], {}]):
+        end = _read_dict(folder.end)
+        # A rank may commit a checkpoint after the keeper had to write the end: what the next attempt found counts.
+        progressed = _new(start, later) if "checkpoints" in later else bool(end and end.get("progressed"))
+        attempts.append(Attempt(folder.number, start, end, progressed))
     return attempts
+
+
+def _read_dict(path: Path) -> dict[str, Any] | None:
+    stored = read_json(path)
+    return stored if isinstance(stored, dict) else None
+
+
+def _new(start: dict[str, Any], later: dict[str, Any]) -> bool:
+    return bool(later["checkpoints"].items() - start.get("checkpoints", {}).items())
 
 
 def of_chain(attempts: list[Attempt], chain: str) -> list[Attempt]:

@@ -9,6 +9,8 @@ SLURM_RESTART_COUNT of the attempt was 0:
 | preemption, GraceTime=0     | COMPLETING | 1        | absent      |                          | DUE TO PREEMPTION       |
 | preemption by CANCEL        | COMPLETING | 0        | a time      |                          | DUE TO PREEMPTION       |
 | `scontrol requeue`          | COMPLETING | 1        | absent      |                          | DUE TO JOB REQUEUE      |
+| a peer's node vanished      | COMPLETING | 1        | absent      | batch node in NodeList   | DUE TO NODE FAILURE, …  |
+| the batch node vanished     | PENDING    | 1        | absent      | Reason=BeginTime         | none, or late           |
 | time limit                  | COMPLETING | 0        | None        | Reason=TimeLimit         | DUE TO TIME LIMIT       |
 | early signal, limit ahead   | RUNNING    | 0        | None        | EndTime is near          | none                    |
 | `scancel`                   | COMPLETING | 0        | None        | EndTime is past          | bare `CANCELLED AT`     |
@@ -27,7 +29,7 @@ from dataclasses import dataclass
 from dthpc.resilience.attempts import Attempt, attempts_without_progress
 from dthpc.resilience.outcome import Outcome
 
-_LOG_LINE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+?))? \*\*\*")
+_LOG_LINE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+[A-Z]))?[^*]* \*\*\*")
 _LOG_CAUSES = {
     "PREEMPTION": "preempted",
     "TIME LIMIT": "time_limit",

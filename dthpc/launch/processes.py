@@ -1,0 +1,276 @@
+"""The processes of an attempt: `srun`, or the ranks themselves on this machine. Both look alike to the keeper."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Protocol
+
+from dthpc.errors import UserError
+from dthpc.launch.plan import LaunchPlan
+from dthpc.resilience.outcome import EXIT_FINISHED
+from dthpc.resilience.stop import EXIT_STOPPED, die_with_parent
+from dthpc.rundir import AttemptDir, RunDir
+
+PEER_GRACE_S = 10.0
+"""Seconds that the other ranks get for their last words after one has died."""
+
+CHAIN_VARIABLE = "DTHPC_CHAIN"
+"""Tells a continuation which command of the user it goes back to."""
+
+_OUTER = (
+    CHAIN_VARIABLE,
+    "DTHPC_RANK",
+    "DTHPC_WORLD_SIZE",
+    "DTHPC_LOCAL_RANK",
+    "DTHPC_LOCAL_WORLD_SIZE",
+    "DTHPC_NODE_RANK",
+    "DTHPC_NODES",
+)
+"""Variables of the keeper, or of an outer rank that started it, which would mislead the ranks."""
+
+
+class Ranks(Protocol):
+    """What the keeper asks of an attempt's processes."""
+
+    world_size: int
+    """Number of ranks."""
+
+    def start(self) -> None:
+        """Start them."""
+
+    def ended(self) -> bool:
+        """Whether all have ended; also does what the death of one asks for."""
+
+    def send(self, name: str) -> None:
+        """Hand a signal on to all ranks."""
+
+    def kill(self) -> None:
+        """End them now."""
+
+    def exit_codes(self) -> dict[str, int]:
+        """Exit codes of the processes that the keeper started; negative: number of a signal."""
+
+    def last_words(self) -> str:
+        """Last line that tells why a rank ended, where it left no record."""
+
+
+def rank_environment(plan: LaunchPlan, attempt: AttemptDir, env: Mapping[str, str]) -> dict[str, str]:
+    """The environment of ranks: this process's, the plan's on top, and the attempt's number."""
+    inherited = {name: value for name, value in env.items() if name not in _OUTER}
+    own = {"DTHPC_ATTEMPT": str(attempt.number), "PYTHONUNBUFFERED": "1"}
+    return {**inherited, **plan.environment, **own}
+
+
+class LocalRanks:
+    """The ranks as children of the keeper."""
+
+    def __init__(self, run: RunDir, plan: LaunchPlan, attempt: AttemptDir, env: Mapping[str, str]) -> None:
+        self.world_size = world_size_of(plan, env)
+        self._run = run
+        self._plan = plan
+        self._attempt = attempt
+        self._env = rank_environment(plan, attempt, env)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._swept: set[int] = set()
+        self._kill_at: float | None = None
+
+    def start(self) -> None:
+        """Start one process a rank, each in a session of its own, with its own log."""
+        for rank in range(self.world_size):
+            env = {
+                **self._env,
+                "DTHPC_RANK": str(rank),
+                "DTHPC_WORLD_SIZE": str(self.world_size),
+                "DTHPC_LOCAL_RANK": str(rank),
+                "DTHPC_LOCAL_WORLD_SIZE": str(self.world_size),
+            }
+            with open(self._attempt.rank_log(rank), "ab") as log:
+                command = [*self._plan.rank_command, str(self._run.path)]
+                self._processes.append(_spawn(command, env, signal.SIGKILL, log))
+
+    def ended(self) -> bool:
+        """Whether all have ended. One that died ends the others: they would wait for it until a time-out."""
+        codes = [process.poll() for process in self._processes]
+        for rank, code in enumerate(codes):
+            if code is not None and rank not in self._swept:
+                _kill_group(self._processes[rank])  # what a rank leaves behind, such as data-loader workers
+                self._swept.add(rank)  # only once: its process id is free for others now
+        if all(code is not None for code in codes):
+            return True
+        if self._kill_at is None:
+            if any(code not in (None, EXIT_FINISHED, EXIT_STOPPED) for code in codes):
+                self.send("SIGTERM")
+                self._kill_at = time.monotonic() + PEER_GRACE_S
+        elif time.monotonic() > self._kill_at:
+            self.kill()
+        return False
+
+    def send(self, name: str) -> None:
+        """Hand a signal on to the ranks that live; their helpers get none."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(getattr(signal, name))
+
+    def kill(self) -> None:
+        """End all now, helpers included."""
+        for rank, process in enumerate(self._processes):
+            if rank not in self._swept:
+                _kill_group(process)
+
+    def exit_codes(self) -> dict[str, int]:
+        """Exit codes by rank."""
+        codes = {f"rank {rank}": process.poll() for rank, process in enumerate(self._processes)}
+        return {name: code for name, code in codes.items() if code is not None}
+
+    def last_words(self) -> str:
+        """Last line in the log of the first rank that died without a record."""
+        for rank, process in enumerate(self._processes):
+            if process.poll() not in (EXIT_FINISHED, EXIT_STOPPED) and not self._attempt.rank_exit(rank).exists():
+                return _last_line(self._attempt.rank_log(rank))
+        return ""
+
+
+class SrunRanks:
+    """The ranks as tasks of one `srun`."""
+
+    def __init__(self, run: RunDir, plan: LaunchPlan, attempt: AttemptDir, env: Mapping[str, str]) -> None:
+        self._run = run
+        self._plan = plan
+        self._attempt = attempt
+        self._env = rank_environment(plan, attempt, env)
+        self._log = attempt.path / "srun.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.nodes = allocated_nodes(plan, env)
+        self.world_size = world_size_of(plan, env)
+
+    def command(self) -> list[str]:
+        """The words that start the ranks."""
+        # Slurm reads % in a path as the start of a pattern.
+        folder = str(self._attempt.path).replace("%", "%%")
+        return [
+            "srun",
+            f"--nodes={self.nodes}",
+            f"--ntasks={self.world_size}",
+            f"--ntasks-per-node={self._plan.tasks_per_node}",
+            *self._plan.srun_options,
+            "--kill-on-bad-exit=1",
+            f"--output={folder}/rank-%5t.log",
+            "--open-mode=append",
+            *self._plan.rank_command,
+            str(self._run.path),
+        ]
+
+    def start(self) -> None:
+        """Start `srun` in a session of its own, so that Ctrl-C in a terminal reaches the keeper alone."""
+        with open(self._log, "ab") as log:
+            # A srun that is killed leaves its tasks behind; one that is asked to end hands that on to them.
+            self._process = _spawn(self.command(), self._env, signal.SIGTERM, log)
+
+    def ended(self) -> bool:
+        """Whether srun has ended, and with it all ranks."""
+        return self._process is not None and self._process.poll() is not None
+
+    def send(self, name: str) -> None:
+        """Hand a signal to srun, which hands it on to the tasks."""
+        if self._process is not None and not self.ended():
+            self._process.send_signal(getattr(signal, name))
+
+    def kill(self) -> None:
+        """End the step now: two SIGINT within a second tell srun to kill its tasks."""
+        for _ in range(2):
+            self.send("SIGINT")
+            time.sleep(0.1)
+
+    def exit_codes(self) -> dict[str, int]:
+        """Exit code of srun."""
+        code = None if self._process is None else self._process.poll()
+        return {} if code is None else {"srun": code}
+
+    def last_words(self) -> str:
+        """Last error that srun told."""
+        lines = [line for line in _tail(self._log) if "error" in line.lower()]
+        return lines[0].strip() if lines else _last_line(self._log)
+
+
+def world_size_of(plan: LaunchPlan, env: Mapping[str, str]) -> int:
+    """Number of ranks that a plan starts here.
+
+    Raises:
+        UserError: there is no allocation, or it is smaller than the plan.
+    """
+    return plan.tasks_per_node if plan.kind == "local" else allocated_nodes(plan, env) * plan.tasks_per_node
+
+
+def allocated_nodes(plan: LaunchPlan, env: Mapping[str, str]) -> int:
+    """Nodes of this attempt: those of the allocation, at most as many as the plan wants.
+
+    Raises:
+        UserError: there is no allocation, or it is smaller than the plan.
+    """
+    text = env.get("SLURM_JOB_NUM_NODES") or env.get("SLURM_NNODES")
+    if text is None:
+        raise UserError(
+            "there is no Slurm allocation here",
+            key="cluster.kind",
+            value=plan.kind,
+            instead="cluster.kind=slurm to ask for one by sbatch, or type the command inside `salloc`",
+        )
+    nodes = min(int(text), plan.max_nodes)
+    if nodes < plan.nodes:
+        raise UserError(
+            f"the allocation has {nodes} nodes",
+            key="cluster.nodes",
+            value=plan.nodes,
+            instead=f"cluster.nodes={nodes}, or a larger allocation",
+        )
+    return nodes
+
+
+def make_ranks(run: RunDir, plan: LaunchPlan, attempt: AttemptDir, env: Mapping[str, str]) -> Ranks:
+    """The processes that a plan wants, not yet started."""
+    kind: Callable[[RunDir, LaunchPlan, AttemptDir, Mapping[str, str]], Ranks]
+    kind = LocalRanks if plan.kind == "local" else SrunRanks
+    return kind(run, plan, attempt, env)
+
+
+def _spawn(command: list[str], env: dict[str, str], at_death: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    keeper = os.getpid()
+    try:
+        return subprocess.Popen(
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(at_death, parent=keeper),
+        )
+    except FileNotFoundError as error:
+        raise UserError(
+            f"the command can't be started: {error.strerror}", key=command[0], instead="check PATH, and cluster.setup"
+        ) from error
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _tail(path: Path, size: int = 8192) -> list[str]:
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+            return file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def _last_line(path: Path) -> str:
+    lines = [line.strip() for line in _tail(path) if line.strip()]
+    return lines[-1] if lines else ""
