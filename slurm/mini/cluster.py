@@ -5,11 +5,12 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
 
-from . import host, network, procs
+from . import cgroups, host, network, procs
 from .conf import Layout
 from .daemons import Daemons
 from .errors import MiniError
@@ -75,7 +76,7 @@ class Cluster:
         with host.locked(".network", "up", BUSY_SECONDS):
             addresses = network.plan(self.spec)
             network.build(self.name, addresses, keep_fds=[lock])
-        self.daemons.write_files(addresses)
+        self.daemons.write_files(addresses, cgroups.create(self.name, self.spec.node_names))
         self.daemons.start_munged()
         if self.spec.accounting:
             self.daemons.start_mariadb()
@@ -101,9 +102,8 @@ class Cluster:
     def _prove(self):
         """Wait until every node is idle, then run a job on all of them."""
         nodes = self.spec.node_names
-        if not procs.wait_for(lambda: set(self.node_states().values()) == {"idle"}, 30):
-            bad = next(node for node in nodes if self.node_states().get(node) != "idle")
-            raise self.daemons.failure(f"slurmd.{bad}", f"has not brought its node to idle after 30 s (nodes: {self.node_states()})")
+        for node in nodes:
+            self.daemons.wait_until(f"slurmd.{node}", lambda node=node: self.node_states().get(node) == "idle")
         result = self.daemons.on_login(["srun", f"-N{len(nodes)}", "hostname"], timeout=60, cwd="/")
         if sorted(result.stdout.split()) != sorted(nodes):
             raise MiniError(f"`srun hostname` failed on the new cluster: {result.stdout}{result.stderr}\n{self.daemons.last_lines('slurmctld')}")
@@ -122,6 +122,7 @@ class Cluster:
         if procs.namespace_of("/proc/self/ns/net") in mine:
             raise MiniError(f"down: called from inside cluster '{self.name}'; call it from the launch host")
         held = [open(path) for path in network.existing(self.name).values()]
+        cgroups.thaw(self.name)
         stubborn = procs.kill_members(mine)
         if stubborn:
             raise MiniError(f"down: processes {stubborn} survive SIGKILL (disk or driver trouble?); try again when they are gone")
@@ -130,6 +131,7 @@ class Cluster:
         procs.kill_members(mine)
         for file in held:
             file.close()
+        cgroups.remove(self.name)
         while os.path.ismount(self.layout.root):
             network.checked(["umount", "--lazy", str(self.layout.root)])
         shutil.rmtree(self.layout.root, ignore_errors=True)
@@ -181,6 +183,9 @@ class Cluster:
     def link_up(self, node):
         """Plug it in again."""
         network.set_link(self.name, self._node(node), True)
+        # Have slurmd register at once: slurmctld asks a node that was down only about once a minute.
+        if (pid := self.daemons.pid(f"slurmd.{node}")) is not None:
+            procs.kill(pid, signal.SIGHUP)
 
     def limit(self, node, rate):
         """Shape the node's traffic, both ways: `100mbit` (tc's notation), or None to lift it."""

@@ -118,7 +118,7 @@ class Daemons:
         settings = {**clean_environment(), "PATH": host.search_path()}
         return subprocess.run([self.layout.enter, LOGIN, *command], capture_output=True, text=True, env=settings, **options)
 
-    def write_files(self, addresses):
+    def write_files(self, addresses, groups):
         """Write configuration and directories: everything that must exist before the first daemon."""
         for path in (self.layout.etc, self.layout.pids, self.layout.log, self.layout.spool, self.layout.gpus, self.layout.root / "sys"):
             path.mkdir()
@@ -126,6 +126,7 @@ class Daemons:
             path.mkdir(mode=0o700)
         self.layout.munge.mkdir(mode=0o755)
         self.layout.hosts.write_text(conf.hosts_file(addresses))
+        (self.layout.root / "cgroups").write_text("".join(f"{line}\n" for line in groups))
         shutil.copy(Path(__file__).with_name("enter.sh"), self.layout.enter)
         self.layout.enter.chmod(0o755)
         self.layout.slurm_conf.write_text(conf.slurm_conf(self.spec, self.layout, addresses))
