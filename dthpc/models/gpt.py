@@ -30,8 +30,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
         """Map the residual stream `[B, T, dim]` to itself."""
         x = x + self.dropout(self.attention(self.attention_norm(x), rope))
-        x = x + self.dropout(self.mlp(self.mlp_norm(x)))
-        return x
+        after: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        return after
 
 
 class GPT(nn.Module):

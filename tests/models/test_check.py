@@ -22,7 +22,10 @@ def test_a_good_model_has_no_mistakes() -> None:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ({"heads": 5}, "model.heads=5: model.dim=64 does not divide into 5 heads (remainder 4). Instead: model.heads=4"),
+        (
+            {"heads": 5},
+            "model.heads=5: model.dim=64 does not divide into 5 heads (remainder 4). Instead: model.heads=4",
+        ),
         ({"kv_heads": 3}, "model.heads=4 query heads do not divide among 3 key/value heads. Instead: model.kv_heads=2"),
         ({"dim": 12, "position": "rope"}, "a head has 3 values"),
         ({"mlp": "swiglo"}, "did you mean swiglu?"),

@@ -1,0 +1,83 @@
+"""What ranks do in the tests of the parallel room."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dthpc.parallel.buckets import GradientBuckets
+
+
+class Branches(nn.Module):
+    """Two branches, one of which may take no part in a pass, and a weight that both use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared = nn.Linear(6, 6)
+        self.left = nn.Linear(6, 3)
+        self.right = nn.Linear(6, 3, bias=False)
+
+    def forward(self, x: torch.Tensor, right: bool = True) -> torch.Tensor:
+        x = self.shared(self.shared(x).tanh())
+        out: torch.Tensor = self.left(x).sum() + (self.right(x).sum() if right else 0)
+        return out
+
+
+def inputs(rank: int, part: int) -> torch.Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * rank + part))
+
+
+def bucket_gradients(
+    rank: int, bucket_bytes: int, passes: list[int], right: bool, steps: int = 2
+) -> list[list[torch.Tensor]]:
+    """Gradients after each of some steps in which rank r makes `passes[r]` backward passes."""
+    model = Branches()
+    buckets = GradientBuckets(model.parameters(), dist.group.WORLD, bucket_bytes)
+    seen = []
+    for _ in range(steps):
+        buckets.zero()
+        for part in range(passes[rank]):
+            with buckets.last_backward(part == passes[rank] - 1):
+                model(inputs(rank, part), right).backward()
+        buckets.finish()
+        seen.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+    return seen
+
+
+def launches_during_backward(rank: int, bucket_bytes: int) -> tuple[int, int]:
+    """Buckets whose reduction had started before `finish`, and all of them."""
+    model = Branches()
+    buckets = GradientBuckets(model.parameters(), dist.group.WORLD, bucket_bytes)
+    with buckets.last_backward():
+        model(inputs(rank, 0)).backward()
+    started = buckets._launched
+    buckets.finish()
+    return started, len(buckets.flat)
+
+
+def mesh_facts(rank: int, dp: int) -> tuple[tuple[str, ...] | None, int, int]:
+    """Names, size and this rank's place in the mesh of a layout."""
+    from dthpc.parallel.layout import Layout
+
+    mesh = Layout(world_size=dp, dp=dp).make_mesh("cpu")
+    return mesh.mesh_dim_names, mesh.size(), mesh.get_local_rank("dp")
+
+
+def weights_after_parallelize(rank: int) -> list[torch.Tensor]:
+    """Parameters and buffers of a model that each rank draws differently, once they are made equal."""
+    from omegaconf import OmegaConf
+
+    from dthpc.parallel.apply import parallelize
+    from dthpc.parallel.layout import Layout
+
+    torch.manual_seed(rank)
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+    model[1].running_mean.fill_(rank)
+    layout = Layout(world_size=2, dp=2)
+    config = OmegaConf.create({"parallel": {"bucket_mb": 1}, "precision": {"compute": "fp32"}})
+    parallel = parallelize(model, layout, layout.make_mesh("cpu"), config)
+    model(torch.randn(4, 3) + rank)
+    parallel.sync_buffers()
+    return [*(p.detach() for p in model.parameters()), *model.buffers()]

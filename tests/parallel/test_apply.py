@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from dthpc.errors import UserError
+from dthpc.parallel.apply import _check_parameters
+from tests.parallel import tasks
+from tests.ranks import pool
+
+
+def test_replicas_start_equal_and_their_buffers_stay_equal() -> None:
+    first, second = pool().run(2, tasks.weights_after_parallelize)
+    assert len(first) == 7
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_models_that_cannot_be_trained_are_refused() -> None:
+    with pytest.raises(UserError, match="no parameter to train"):
+        _check_parameters(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(UserError, match=r"parameter weight is torch\.bfloat16"):
+        _check_parameters(nn.Linear(2, 2, dtype=torch.bfloat16))

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from omegaconf import OmegaConf
+
+from dthpc.train.schedule import learning_rate, ratio
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "linear", "wsd"])
+def test_warm_up_is_linear_and_ends_at_the_peak(name: str) -> None:
+    rates = [ratio(step, 100, name=name, warmup_steps=10) for step in range(11)]
+    assert rates == pytest.approx([0.1 * (step + 1) for step in range(10)] + [1.0])
+
+
+def test_values_between_start_and_end() -> None:
+    assert ratio(60, 110, name="cosine", warmup_steps=10, min_ratio=0.2) == pytest.approx(0.6)
+    assert ratio(35, 110, name="cosine", warmup_steps=10, min_ratio=0.0) == pytest.approx(
+        (1 + math.cos(math.pi / 4)) / 2
+    )
+    assert ratio(60, 110, name="linear", warmup_steps=10, min_ratio=0.2) == pytest.approx(0.6)
+    assert ratio(109, 110, name="constant", warmup_steps=10) == 1.0
+    wsd = [ratio(step, 100, name="wsd", min_ratio=0.0, decay_fraction=0.2) for step in (0, 79, 80, 90)]
+    assert wsd == pytest.approx([1.0, 1.0, 1.0, 0.5])
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "wsd"])
+def test_decay_never_rises_and_ends_at_the_minimum(name: str) -> None:
+    rates = [ratio(step, 50, name=name, warmup_steps=5, min_ratio=0.1) for step in range(5, 51)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] == pytest.approx(0.1)
+    assert ratio(80, 50, name=name, min_ratio=0.1) == pytest.approx(0.1)
+
+
+def test_the_rate_scales_the_peak_of_the_configuration() -> None:
+    schedule = {"name": "constant", "warmup_steps": 4, "min_ratio": 0.1, "decay_fraction": 0.2}
+    optim = OmegaConf.create({"lr": 0.02, "schedule": schedule})
+    assert learning_rate(1, 10, optim) == pytest.approx(0.01)
+
+
+def test_a_warm_up_as_long_as_the_run_is_no_division_by_zero() -> None:
+    assert ratio(9, 10, name="cosine", warmup_steps=10) == 1.0
+    assert 0 < ratio(10, 10, name="cosine", warmup_steps=10) <= 1
