@@ -1,7 +1,7 @@
 """The keeper: one process for each start of a run, which starts its ranks and answers for how they end.
 
-`python -m dthpc.launch.keeper RUN_DIR`, or `--sweep FILE` with a JSON list of run folders: a task of a job array takes
-the one of its index, a local sweep takes them one after another. The batch script `exec`s it, so it is the batch shell;
+`python -m dthpc.launch.keeper RUN_DIR`, or `--sweep FILE` with `{"runs": [folders]}`: a task of a job array takes the
+one of its index, a local sweep takes them one after another. The batch script `exec`s it, so it is the batch shell;
 it needs neither torch nor Hydra, since it starts again with every attempt.
 """
 
@@ -189,7 +189,10 @@ class _Attempt:
     def _grace_is_over(self) -> bool:
         if self.asked_at is None:
             return False
-        return time.monotonic() - self.asked_at > self.keeper.plan.grace_s * _LAST_SHARE_OF_GRACE
+        plan = self.keeper.plan
+        # The batch shell is told only when the steps' own grace is over, and then KillWait is left.
+        grace_s = float(plan.site.get("kill_wait_s") or plan.grace_s)
+        return time.monotonic() - self.asked_at > grace_s * _LAST_SHARE_OF_GRACE
 
     def _record_environment(self) -> None:
         from dthpc.monitor.identity import write_environment
@@ -271,7 +274,7 @@ def limits_of(plan: LaunchPlan) -> Limits:
         restart_on_failure=plan.restart_on_failure,
         max_attempts_without_progress=plan.max_attempts_without_progress,
         max_attempts=plan.max_attempts,
-        save_lead_s=float(plan.site.get("save_lead_s") or 0.0),
+        save_lead_s=float(plan.site.get("lead_s") or 0.0),
     )
 
 
@@ -301,7 +304,7 @@ def runs_of(arguments: list[str], env: Mapping[str, str]) -> list[RunDir]:
         return [RunDir(Path(arguments[0]))]
     if len(arguments) != 2 or arguments[0] != "--sweep":
         raise UserError("usage: python -m dthpc.launch.keeper RUN_DIR | --sweep FILE")
-    paths = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))
+    paths = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))["runs"]
     task = env.get("SLURM_ARRAY_TASK_ID")
     if task is None:
         return [RunDir(Path(path)) for path in paths]

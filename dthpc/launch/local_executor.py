@@ -49,7 +49,7 @@ class LocalExecutor(submitit.LocalExecutor):
             arguments = [str(run.path)]
         else:
             sweep = run.submissions / "sweep.json"
-            _write(sweep, json.dumps([str(other.path) for other, _ in launches], indent=2) + "\n")
+            _write(sweep, json.dumps({"runs": [str(other.path) for other, _ in launches]}, indent=2) + "\n")
             arguments = ["--sweep", str(sweep)]
         process = self._start([*plan.keeper_command, *arguments], run)
         return [self._job(other, process) for other, _ in launches]

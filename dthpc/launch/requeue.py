@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 
+from dthpc.launch.environment import scrub
 from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.processes import CHAIN_VARIABLE
 from dthpc.resilience.decide import SchedulerState
@@ -126,18 +127,8 @@ def resubmit(client: SlurmClient, run: RunDir, plan: LaunchPlan, env: Mapping[st
     folder = env.get("SLURM_SUBMIT_DIR")
     if folder:
         command.insert(1, f"--chdir={folder}")
-    outside = {**without_job(env), CHAIN_VARIABLE: chain}
+    outside = {**scrub(env), CHAIN_VARIABLE: chain}
     answer = SlurmClient(_TIMEOUT_S, _PATIENCE_S, environment=outside).request(command)
     if answer.code != 0:
         raise SlurmError(command, answer.said, "the continuation could not be submitted")
     return answer.output.strip().split(";")[0]
-
-
-def without_job(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what an outer job would put into an inner one."""
-    kept = ("SLURM_CONF",)
-    return {
-        name: value
-        for name, value in env.items()
-        if name in kept or not re.match(r"(SLURM|SBATCH|SRUN|PMI|PMIX)_", name)
-    }
