@@ -141,11 +141,22 @@ class SlurmClient:
 
     def query(self, command: Sequence[str]) -> Answer:
         """Run a command that changes nothing; repeat it, ever more slowly, while the controller does not answer."""
-        return self._repeat(command, lambda answer: answer.temporary)
+        return self.repeat(lambda: self.try_once(command), lambda answer: answer.temporary)
 
     def request(self, command: Sequence[str]) -> Answer:
         """Run a command that changes something; repeat it only when the controller certainly was not reached."""
-        return self._repeat(command, lambda answer: answer.unreached)
+        return self.repeat(lambda: self.try_once(command), lambda answer: answer.unreached)
+
+    def repeat(self, once: Callable[[], Answer], again: Callable[[Answer], bool]) -> Answer:
+        """Try something until it need not be tried again or patience ends, ever more slowly; the last answer."""
+        give_up = time.monotonic() + self.patience_s
+        delay = 0.5
+        while True:
+            answer = once()
+            if not again(answer) or time.monotonic() + delay > give_up:
+                return answer
+            self._pause(delay)
+            delay = min(2 * delay, 10.0)
 
     def ask(self, command: Sequence[str]) -> str:
         """The output of a query.
@@ -225,16 +236,6 @@ class SlurmClient:
         answer = self.request(command)
         if answer.code != 0 and not _UNKNOWN_JOB.search(answer.errors):
             raise SlurmError(command, answer.said, f"failed with code {answer.code}")
-
-    def _repeat(self, command: Sequence[str], again: Callable[[Answer], bool]) -> Answer:
-        give_up = time.monotonic() + self.patience_s
-        delay = 0.5
-        while True:
-            answer = self.try_once(command)
-            if not again(answer) or time.monotonic() + delay > give_up:
-                return answer
-            self._pause(delay)
-            delay = min(2 * delay, 10.0)
 
     def _queued(self, job_ids: list[str]) -> dict[str, JobRecord]:
         form = "|".join(SQUEUE_COLUMNS.values())
