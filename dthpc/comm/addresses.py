@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
-import os
 import re
 import socket
 import sys
@@ -17,7 +16,9 @@ IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 _IFF_UP = 0x1
 _IFF_RUNNING = 0x40
 
-_VIRTUAL = re.compile(r"^(docker|br-|virbr|veth|cni|flannel|cali|lxc|lxd|vmnet|vboxnet|podman|tun|tap|dummy|kube|weave)")
+_VIRTUAL = re.compile(
+    r"^(docker|br-|virbr|veth|cni|flannel|cali|lxc|lxd|vmnet|vboxnet|podman|tun|tap|dummy|kube|weave)"
+)
 """Interfaces that container engines and hypervisors make; their addresses are often the same on every machine."""
 
 
@@ -97,9 +98,7 @@ def _is_virtual(name: str) -> bool:
     return bool(_VIRTUAL.match(name)) or (device / "bridge").exists()
 
 
-def candidates(
-    addresses: Sequence[Address], names: Sequence[str] = (), interface: str | None = None
-) -> list[Address]:
+def candidates(addresses: Sequence[Address], names: Sequence[str] = (), interface: str | None = None) -> list[Address]:
     """Addresses at which another machine may reach this one, best first.
 
     Args:
@@ -161,4 +160,4 @@ def host_identity() -> str:
     if sys.platform != "linux":
         return socket.gethostname()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    return f"{boot}/{Path('/proc/self/ns/net').stat().st_ino}"

@@ -1,7 +1,7 @@
 """Finding out which of a machine's addresses really lead to it.
 
 Several machines may hold the same address (every docker host has a 172.17.0.1), and a name may resolve to the machine
-that asks. So rank 0 runs a server that says a random word, and a peer believes an address only where it hears that word.
+that asks. So rank 0 runs a server that says a random word, and a peer believes an address where it hears that word.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How the ranks of an attempt find each other.
 
 Rank 0 binds its ports first and publishes them afterwards, with every address of its machine and a random word, in the
-attempt's folder. The others try the addresses until a machine says that word. So no port is guessed, no address is taken
-from the launcher, and the address that is used is one that was seen to work.
+attempt's folder. The others try the addresses until a machine says that word. So no port is guessed, no address is
+taken from the launcher, and the address that is used is one that was seen to work.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dthpc.errors import UserError, nearest
 from dthpc.rundir import AttemptDir, read_json, write_json
 
 if TYPE_CHECKING:
-    from torch.distributed import TCPStore
+    from torch.distributed.distributed_c10d import TCPStore
 
 _ARRIVED = "dthpc/arrived"
 _SETTLED = "dthpc/settled"
@@ -150,7 +150,7 @@ def leave(meeting: Rendezvous, identity: Identity, timeout_s: float = 10.0) -> N
 def _host(
     identity: Identity, attempt: AttemptDir, addresses: list[Address], deadline: float, interface: str | None
 ) -> Rendezvous:
-    from torch.distributed import TCPStore
+    from torch.distributed.distributed_c10d import TCPStore
 
     store = TCPStore(
         _loopback(addresses),
@@ -171,16 +171,14 @@ def _host(
     remote = [a for a in arrivals if a["host_identity"] != mine]
     # Ranks on this host bind the interface over which the ranks elsewhere were seen to come in.
     dialled = remote[0]["dialled"] if remote else None
-    settled = {"interface": interface_of(dialled, addresses) if dialled else None, "single_host": not remote}
-    store.set(_SETTLED, json.dumps(settled))
+    outward = interface_of(dialled, addresses) if dialled else None
+    store.set(_SETTLED, json.dumps({"interface": outward, "single_host": not remote}))
     hosts = tuple(dict.fromkeys([identity.host, *(a["host"] for a in arrivals)]))
-    chosen = interface or settled["interface"] or loopback_interface(addresses)
+    chosen = interface or outward or loopback_interface(addresses)
     return Rendezvous(store, dialled or _loopback(addresses), _unless_exported(chosen, interface), hosts)
 
 
-def _publish(
-    attempt: AttemptDir, identity: Identity, port: int, hello: HelloServer, offered: list[Address]
-) -> None:
+def _publish(attempt: AttemptDir, identity: Identity, port: int, hello: HelloServer, offered: list[Address]) -> None:
     write_json(
         attempt.rendezvous,
         {
@@ -194,9 +192,7 @@ def _publish(
     )
 
 
-def _await_arrivals(
-    identity: Identity, attempt: AttemptDir, store: TCPStore, deadline: float
-) -> list[dict[str, Any]]:
+def _await_arrivals(identity: Identity, attempt: AttemptDir, store: TCPStore, deadline: float) -> list[dict[str, Any]]:
     others = range(1, identity.world_size)
     for _ in _pauses(deadline):
         if store.add(_ARRIVED, 0) >= len(others):
@@ -218,7 +214,7 @@ def _await_arrivals(
 def _join(
     identity: Identity, attempt: AttemptDir, addresses: list[Address], deadline: float, interface: str | None
 ) -> Rendezvous:
-    from torch.distributed import TCPStore
+    from torch.distributed.distributed_c10d import TCPStore
 
     published = _await_published(attempt, deadline)
     mine = host_identity()
@@ -254,14 +250,12 @@ def _join(
 def _await_published(attempt: AttemptDir, deadline: float) -> dict[str, Any]:
     for _ in _pauses(deadline):
         # NFS clients remember that a file was absent; listing its folder makes them look again.
-        os.listdir(attempt.path)
+        list(attempt.path.iterdir())
         published = read_json(attempt.rendezvous)
         if isinstance(published, dict):
             return published
         _raise_if_ended(attempt, [0])
-    raise RendezvousError(
-        f"rank 0 published no address in time ({attempt.rendezvous}); its log: {attempt.rank_log(0)}"
-    )
+    raise RendezvousError(f"rank 0 published no address in time ({attempt.rendezvous}); its log: {attempt.rank_log(0)}")
 
 
 def _reach(identity: Identity, attempt: AttemptDir, published: dict[str, Any], deadline: float) -> Answer:
@@ -287,7 +281,7 @@ def _reach(identity: Identity, attempt: AttemptDir, published: dict[str, Any], d
 
 def _raise_if_ended(attempt: AttemptDir, ranks: range | list[int]) -> None:
     """Stop waiting for a rank that has already left its exit record."""
-    present = set(os.listdir(attempt.path))
+    present = {path.name for path in attempt.path.iterdir()}
     for rank in ranks:
         path = attempt.rank_exit(rank)
         if path.name in present:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -29,9 +30,7 @@ class SignalInbox:
         """Names of the signals since the last call; returns early when one comes, or when a child ends."""
         if not self._pending:
             select.select([self._read], [], [], timeout_s)
-        try:
+        with contextlib.suppress(BlockingIOError):
             os.read(self._read, 4096)
-        except BlockingIOError:
-            pass
         names, self._pending = self._pending, []
         return names

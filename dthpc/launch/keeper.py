@@ -84,9 +84,7 @@ class Keeper:
     def _decide_at_start(self) -> Decision | None:
         attempts = read_attempts(self.run)
         restarted = int(self.env.get("SLURM_RESTART_COUNT") or 0) > 0
-        return decide_at_start(
-            is_finished(self.run, attempts), of_chain(attempts, self.chain), restarted, self.limits
-        )
+        return decide_at_start(is_finished(self.run, attempts), of_chain(attempts, self.chain), restarted, self.limits)
 
     def _stopped_in_pause(self) -> bool:
         end = time.monotonic() + self.plan.restart_delay_s
@@ -227,9 +225,7 @@ class _Attempt:
 
         return scheduler_state(make_client(self.keeper.env), self.keeper.env)
 
-    def _act(
-        self, decision: Decision, state: SchedulerState | None, extra: dict[str, Any], ranks: Ranks
-    ) -> Decision:
+    def _act(self, decision: Decision, state: SchedulerState | None, extra: dict[str, Any], ranks: Ranks) -> Decision:
         """Do what was decided. Where it can't be done, the records are corrected to say so."""
         keeper = self.keeper
         if decision.action in ("requeue", "resubmit") and not (state is not None and state.requeued):

@@ -20,9 +20,9 @@ from dthpc.rundir import RunDir
 class LocalExecutor(submitit.LocalExecutor):
     """Starts a keeper for a run, as a process of its own that survives the terminal.
 
-    submitit's own local executor runs a pickled function under a controller that ends after a fixed time. Here the state
-    of a run comes from its folder alone, so the keeper takes the controller's place, and the job object, its id, its
-    state and its `cancel()` stay submitit's.
+    submitit's own local executor runs a pickled function under a controller that ends after a fixed time. Here the
+    state of a run comes from its folder alone, so the keeper takes the controller's place, and the job object, its id,
+    its state and its `cancel()` stay submitit's.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -73,5 +73,8 @@ def _write(path: Path, text: str, mode: str = "w") -> None:
             file.write(text)
     except OSError as error:
         raise UserError(
-            f"can't be written: {error.strerror}", key="run.root", value=path.parent, instead="a folder that you may write"
+            f"can't be written: {error.strerror}",
+            key="run.root",
+            value=path.parent,
+            instead="a folder that you may write",
         ) from error

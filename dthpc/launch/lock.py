@@ -125,7 +125,7 @@ class RunLock:
         # between, what was renamed is not what was read, and goes back.
         aside = self._path.with_name(f".lock.dead.{self.holder.token}")
         with contextlib.suppress(FileNotFoundError):
-            os.rename(self._path, aside)
+            self._path.rename(aside)
             removed = read_holder(aside)
             if removed is not None and removed.token != found.token:
                 with contextlib.suppress(FileExistsError):
@@ -156,7 +156,7 @@ def read_holder(path: Path) -> Holder | None:
     Raises:
         UserError: the file is not a lock of this program.
     """
-    os.listdir(path.parent)  # makes NFS clients look again
+    list(path.parent.iterdir())  # makes NFS clients look again
     if not path.exists():
         return None
     stored = read_json(path)
@@ -164,7 +164,10 @@ def read_holder(path: Path) -> Holder | None:
         return Holder(**stored) if stored is not None else None
     except TypeError as error:
         raise UserError(
-            "the lock file has an unknown form", key="lock", value=path, instead="remove the file if no process of the run is alive"
+            "the lock file has an unknown form",
+            key="lock",
+            value=path,
+            instead="remove the file if no process of the run is alive",
         ) from error
 
 
@@ -227,4 +230,4 @@ def machine_identity() -> str:
     if sys.platform != "linux":
         return socket.gethostname()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{boot}/{Path('/proc/self/ns/pid').stat().st_ino}"

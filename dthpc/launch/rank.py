@@ -128,7 +128,8 @@ class _Rank:
     def _open_events(self, reason: str) -> Any:
         from dthpc.monitor.events import EventLog
 
-        assert self.meeting is not None and self.context is not None
+        assert self.meeting is not None
+        assert self.context is not None
         events = EventLog(self.run.events, attempt=self.identity.attempt)
         events.write(
             "ranks_ready",

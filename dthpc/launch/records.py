@@ -70,9 +70,7 @@ def _nodes(env: Mapping[str, str], host: str, in_slurm: bool) -> list[str]:
     return expand(names) if in_slurm and names else [host]
 
 
-def write_end(
-    run: RunDir, folder: AttemptDir, events: EventLog, decision: Decision, extra: Mapping[str, Any]
-) -> None:
+def write_end(run: RunDir, folder: AttemptDir, events: EventLog, decision: Decision, extra: Mapping[str, Any]) -> None:
     """Record the end of an attempt, in its folder and as an event."""
     write_json(
         folder.end,
@@ -121,7 +119,9 @@ def lost(attempt: Attempt, folder: AttemptDir) -> Decision:
         return Decision("user_error", "stop", f"rank {failure.rank} on {failure.host}: {failure.error}")
     named = [cause for cause in log_causes(folder) if cause != "cancelled"]
     if named:
-        return Decision(named[-1], "restart", "the keeper was killed before it could record the end; " + _LIKELY[named[-1]])
+        return Decision(
+            named[-1], "restart", "the keeper was killed before it could record the end; " + _LIKELY[named[-1]]
+        )
     if failure is not None:
         why = f"rank {failure.rank} on {failure.host} failed: {failure.error}"
     elif attempt.start.get("machine") == machine_identity():

@@ -67,7 +67,7 @@ def environment_identity(env: Mapping[str, str]) -> dict[str, Any]:
         "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "modules": [name for name in env.get("LOADEDMODULES", "").split(":") if name],
         "container": container(env),
-        "folder": os.getcwd(),
+        "folder": str(Path.cwd()),
         "time": round(time.time(), 3),
         "variables": scrub(env),
     }

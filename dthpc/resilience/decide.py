@@ -133,9 +133,7 @@ def decide(
     return Decision(cause, limits.continue_by, why)
 
 
-def decide_at_start(
-    finished: bool, history: Iterable[Attempt], restarted: bool, limits: Limits
-) -> Decision | None:
+def decide_at_start(finished: bool, history: Iterable[Attempt], restarted: bool, limits: Limits) -> Decision | None:
     """Whether an attempt that was just started has anything to do; `None` if it has.
 
     Args:
@@ -246,7 +244,9 @@ _WORDS = {
 
 
 def _saved(outcome: Outcome) -> str:
-    steps = [record.step for record in outcome.records.values() if record.cause == "preempted" and record.step is not None]
+    steps = [
+        record.step for record in outcome.records.values() if record.cause == "preempted" and record.step is not None
+    ]
     if steps:
         return f"; state saved at step {max(steps)}"
     if outcome.any_stopped:
