@@ -30,7 +30,7 @@ from dthpc.errors import UserError, nearest
 from dthpc.rundir import AttemptDir, read_json, write_json
 
 if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 _ARRIVED = "dthpc/arrived"
 _SETTLED = "dthpc/settled"
@@ -150,7 +150,7 @@ def leave(meeting: Rendezvous, identity: Identity, timeout_s: float = 10.0) -> N
 def _host(
     identity: Identity, attempt: AttemptDir, addresses: list[Address], deadline: float, interface: str | None
 ) -> Rendezvous:
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = TCPStore(
         _loopback(addresses),
@@ -214,7 +214,7 @@ def _await_arrivals(identity: Identity, attempt: AttemptDir, store: TCPStore, de
 def _join(
     identity: Identity, attempt: AttemptDir, addresses: list[Address], deadline: float, interface: str | None
 ) -> Rendezvous:
-    from torch.distributed.distributed_c10d import TCPStore
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     published = _await_published(attempt, deadline)
     mine = host_identity()

@@ -3,18 +3,18 @@
 What Slurm 22.05 shows of a job at the moment its ranks have ended (`scontrol show job`, seen on a real cluster), while
 SLURM_RESTART_COUNT of the attempt was 0:
 
-| what happened               | JobState   | Restarts | PreemptTime | other                    | step's line in the logs |
-|-----------------------------|------------|----------|-------------|--------------------------|-------------------------|
-| preemption, GraceTime=20    | RUNNING    | 0        | a time      | EndTime = end of grace   | bare `CANCELLED AT`     |
-| preemption, GraceTime=0     | COMPLETING | 1        | absent      |                          | DUE TO PREEMPTION       |
-| preemption by CANCEL        | COMPLETING | 0        | a time      |                          | DUE TO PREEMPTION       |
-| `scontrol requeue`          | COMPLETING | 1        | absent      |                          | DUE TO JOB REQUEUE      |
-| a peer's node vanished      | COMPLETING | 1        | absent      | batch node in NodeList   | DUE TO NODE FAILURE, …  |
-| the batch node vanished     | PENDING    | 1        | absent      | Reason=BeginTime         | none, or late           |
-| time limit                  | COMPLETING | 0        | None        | Reason=TimeLimit         | DUE TO TIME LIMIT       |
-| early signal, limit ahead   | RUNNING    | 0        | None        | EndTime is near          | none                    |
-| `scancel`                   | COMPLETING | 0        | None        | EndTime is past          | bare `CANCELLED AT`     |
-| `scancel -s SIG`, a crash   | RUNNING    | 0        | None        |                          | none                    |
+| what happened             | JobState   | Restarts | PreemptTime | other                  | line in the logs       |
+|---------------------------|------------|----------|-------------|------------------------|------------------------|
+| preemption, GraceTime=20  | RUNNING    | 0        | a time      | EndTime = end of grace | CANCELLED AT           |
+| preemption, GraceTime=0   | COMPLETING | 1        | absent      |                        | DUE TO PREEMPTION      |
+| preemption by CANCEL      | COMPLETING | 0        | a time      |                        | DUE TO PREEMPTION      |
+| `scontrol requeue`        | COMPLETING | 1        | absent      |                        | DUE TO JOB REQUEUE     |
+| a peer's node vanished    | COMPLETING | 1        | absent      | batch node in NodeList | DUE TO NODE FAILURE, … |
+| the batch node vanished   | PENDING    | 1        | absent      | Reason=BeginTime       | none, or late          |
+| time limit                | COMPLETING | 0        | None        | Reason=TimeLimit       | DUE TO TIME LIMIT      |
+| early signal, limit ahead | RUNNING    | 0        | None        | EndTime is near        | none                   |
+| `scancel`                 | COMPLETING | 0        | None        | EndTime is past        | CANCELLED AT           |
+| `scancel -s SIG`, a crash | RUNNING    | 0        | None        |                        | none                   |
 
 COMPLETING hides the state below it, so a cancelled job is known by what it lacks; and `scontrol requeue` of a cancelled
 job works, so nobody but us keeps a cancelled run from coming back.
