@@ -60,7 +60,7 @@ def read_attempts(run: RunDir) -> list[Attempt]:
     folders = [run.attempt(number) for number in run.attempt_numbers()]
     starts = [_read_dict(folder.start) or {} for folder in folders]
     attempts = []
-    for folder, start, later in zip(folders, starts, [*starts[1:], {}], strict=True):
+    for folder, start, later in zip(folders, starts, [*starts, {}][1:], strict=True):
         end = _read_dict(folder.end)
         # A rank may commit a checkpoint after the keeper had to write the end: what the next attempt found counts.
         progressed = _new(start, later) if "checkpoints" in later else bool(end and end.get("progressed"))
