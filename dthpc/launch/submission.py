@@ -1,0 +1,227 @@
+"""From composed configurations to started runs: everything is checked first, then written, then started, all or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dthpc.config.checks import find_mistakes
+from dthpc.config.identity import default_name, differences
+from dthpc.errors import UserError, raise_together
+from dthpc.launch.plan import LaunchPlan
+from dthpc.launch.planning import make_plan
+from dthpc.launch.preflight import check_launch
+from dthpc.launch.report import RunReport
+from dthpc.launch.site import Site, probe
+from dthpc.launch.survey import is_run, survey
+from dthpc.monitor.events import EventLog
+from dthpc.rundir import RunDir
+from dthpc.slurm.client import SlurmClient
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that passed every check and has not been started."""
+
+    run: RunDir
+    """Its folder, which may not exist yet."""
+
+    config: DictConfig
+    """The configuration, resolved and with a name."""
+
+    plan: LaunchPlan
+    """How its ranks start."""
+
+    earlier: RunReport | None
+    """What is known of it, where it exists already."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to do."""
+        return self.earlier is not None and self.earlier.state == "finished"
+
+
+def ask_site(configs: Sequence[DictConfig]) -> Site | None:
+    """The Slurm site, asked once for all runs; None where no run needs one."""
+    wanting = [config for config in configs if config.cluster.kind in ("slurm", "allocation")]
+    return probe(SlurmClient(), wanting[0].cluster.qos) if wanting else None
+
+
+def prepare(found: Sequence[tuple[DictConfig, dict[str, str]]]) -> tuple[list[Prepared], Site | None]:
+    """Check configurations and plan their runs; nothing is written.
+
+    Args:
+        found: configurations with the options that Hydra took in each group.
+
+    Raises:
+        UserError: all mistakes in all of them, together.
+    """
+    resolved = [_resolve(config, choices) for config, choices in found]
+    errors = [error for config in resolved for error in find_mistakes(config)]
+    # Mistakes of the configuration come first: with them, what the site says would only confuse.
+    raise_together(_distinct(errors))
+    site = ask_site(resolved)
+    errors = [error for config in resolved for error in check_launch(config, site)]
+    raise_together(_distinct(errors))
+    _refuse_doubles(resolved)
+    return [_plan(config, site) for config in resolved], site
+
+
+def start(prepared: Sequence[Prepared], site: Site | None) -> list[Any]:
+    """Write the runs' folders and start the runs: one job, one job array, or one local process after another.
+
+    Returns:
+        submitit's job objects, in the order of the runs.
+
+    Raises:
+        UserError: a folder can't be written or Slurm refuses; runs that are new leave nothing behind then.
+    """
+    new = [item.run for item in prepared if not item.run.path.exists()]
+    try:
+        for item in prepared:
+            _write(item)
+        jobs = _executor(prepared[0], site).launch([(item.run, item.plan) for item in prepared])
+        for item, job in zip(prepared, jobs, strict=True):
+            _record(item, str(job.job_id))
+    except OSError as error:
+        _forget(new)
+        raise UserError(
+            f"can't be written: {error.strerror}",
+            key="run.root",
+            value=error.filename or prepared[0].run.path.parent,
+            instead="run.root=FOLDER, a folder with room that you may write",
+        ) from error
+    except BaseException:
+        _forget(new)
+        raise
+    return jobs
+
+
+def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
+    """The configuration with every interpolation resolved and every name given."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        if not OmegaConf.missing_keys(config):
+            OmegaConf.resolve(config)
+    except OmegaConfBaseException as error:
+        raise UserError(
+            str(error).strip().splitlines()[0], key=getattr(error, "full_key", None), instead="see --cfg job"
+        ) from error
+    if config.run.name is None:
+        plain = OmegaConf.to_container(config, throw_on_missing=False)
+        assert isinstance(plain, dict)
+        config.run.name = default_name({str(key): value for key, value in plain.items()}, choices)
+    config.run.root = os.path.abspath(Path(config.run.root).expanduser())
+    return config
+
+
+def _plan(config: DictConfig, site: Site | None) -> Prepared:
+    run = RunDir(Path(config.run.root) / config.run.name)
+    earlier = _earlier(run, config)
+    return Prepared(run, config, make_plan(config, run, site), earlier)
+
+
+def _earlier(run: RunDir, config: DictConfig) -> RunReport | None:
+    """What is known of a run that exists; a folder that is no run's, or another run's, is refused."""
+    if not run.path.exists():
+        return None
+    if not run.path.is_dir() or (any(run.path.iterdir()) and not is_run(run.path)):
+        raise UserError(
+            "something that is no run lies there",
+            key="run.name",
+            value=run.path,
+            instead="another run.name or run.root",
+        )
+    if not run.config.exists():
+        return None
+    _refuse_other(run, config)
+    slurm = SlurmClient() if shutil.which("squeue") else None
+    report = survey([run], slurm)[0]
+    if not report.ended:
+        job = f" as job {report.job_id}" if report.job_id and report.kind == "slurm" else ""
+        raise UserError(
+            f"this run is {report.state} already{job}",
+            key="run.name",
+            value=run.name,
+            instead=f"follow it with `python -m dthpc.status {run.path} --watch`, or choose another run.name",
+        )
+    return report
+
+
+def _refuse_other(run: RunDir, config: DictConfig) -> None:
+    from omegaconf import OmegaConf
+
+    if config.run.on_change == "accept":
+        return
+    before = OmegaConf.to_container(OmegaConf.load(run.config))
+    after = OmegaConf.to_container(config)
+    assert isinstance(before, dict)
+    assert isinstance(after, dict)
+    changed = differences({str(k): v for k, v in before.items()}, {str(k): v for k, v in after.items()})
+    if changed:
+        raise UserError(
+            f"this name is taken by a run with another configuration ({'; '.join(changed)})",
+            key="run.name",
+            value=run.name,
+            instead="another run.name, the old values, or run.on_change=accept to go on from its checkpoint with the new ones",
+        )
+
+
+def _refuse_doubles(configs: Sequence[DictConfig]) -> None:
+    names = [config.run.name for config in configs]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(
+            f"{names.count(name)} runs of this sweep have the same name",
+            key="run.name",
+            value=name,
+            instead="leave run.name out, so that each is named after what it does, or sweep over run.name too",
+        )
+
+
+def _write(item: Prepared) -> None:
+    from omegaconf import OmegaConf
+
+    item.run.path.mkdir(parents=True, exist_ok=True)
+    partial = item.run.config.with_suffix(".partial")
+    partial.write_text(OmegaConf.to_yaml(item.config), encoding="utf-8")
+    os.replace(partial, item.run.config)
+    item.plan.write(item.run)
+
+
+def _executor(item: Prepared, site: Site | None) -> Any:
+    # submitit takes a moment to import, and a dry run needs none of it.
+    if item.plan.kind == "slurm":
+        from dthpc.launch.slurm_executor import SlurmExecutor
+
+        return SlurmExecutor(site)
+    from dthpc.launch.local_executor import LocalExecutor
+
+    return LocalExecutor(item.run.submissions)
+
+
+def _record(item: Prepared, job_id: str) -> None:
+    log = EventLog(item.run.events)
+    log.write("run_submitted", job_id=job_id, launcher=item.plan.kind, command=" ".join(sys.argv))
+    log.close()
+
+
+def _forget(runs: Sequence[RunDir]) -> None:
+    for run in runs:
+        # A run that has come to life, whatever failed afterwards, keeps its records.
+        if not run.attempts.exists() and not run.events.exists():
+            shutil.rmtree(run.path, ignore_errors=True)
+
+
+def _distinct(errors: Sequence[UserError]) -> list[UserError]:
+    # The runs of a sweep share most of their mistakes.
+    return list({error.message(): error for error in errors}.values())
