@@ -1,4 +1,4 @@
-"""From composed configurations to started runs: everything is checked first, then written, then started, all or nothing."""
+"""From composed configurations to started runs: all is checked first, then written, then started, or nothing is."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _refuse_other(run: RunDir, config: DictConfig) -> None:
             f"this name is taken by a run with another configuration ({'; '.join(changed)})",
             key="run.name",
             value=run.name,
-            instead="another run.name, the old values, or run.on_change=accept to go on from its checkpoint with the new ones",
+            instead="another run.name, the old values, or run.on_change=accept to go on from its checkpoint with these",
         )
 
 
