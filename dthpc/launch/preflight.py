@@ -1,0 +1,277 @@
+"""Checks that need the machine or the site: made on the login node, all of them, before anything is submitted."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dthpc.errors import UserError, UserErrors, nearest
+from dthpc.launch import containers
+from dthpc.launch.allocation import fit
+from dthpc.launch.dependencies import dependency_text
+from dthpc.launch.request import Request, try_request
+from dthpc.launch.sbatch import option_mistakes, unknown_options
+from dthpc.launch.site import EARLY_S, NodeShape, Site, derive, unknown_partitions
+from dthpc.launch.storage import storage_verdicts
+from dthpc.launch.verdicts import Verdict, error, ok, warning
+from dthpc.slurm.client import SlurmClient
+from dthpc.slurm.hostlist import expand
+from dthpc.slurm.records import PartitionRecord
+from dthpc.slurm.units import seconds_to_time
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What all checks look at."""
+
+    cfg: Any
+    request: Request
+    site: Site | None
+    env: Mapping[str, str]
+    client: SlurmClient
+
+
+def check_launch(
+    cfg: Any,
+    site: Site | None = None,
+    *,
+    env: Mapping[str, str] = os.environ,
+    client: SlurmClient | None = None,
+) -> list[UserError]:
+    """Every mistake that shows on the login node.
+
+    Args:
+        cfg: the configuration.
+        site: the Slurm site; `None` for local runs.
+        env: the environment.
+        client: runs Slurm's commands.
+    """
+    found = (verdict.error for verdict in judge_launch(cfg, site, env=env, client=client))
+    return [one for one in found if one is not None]
+
+
+def judge_launch(
+    cfg: Any,
+    site: Site | None = None,
+    *,
+    env: Mapping[str, str] = os.environ,
+    client: SlurmClient | None = None,
+) -> list[Verdict]:
+    """The verdict of every check, in the order in which a reader asks: what, where, how much, how it goes on."""
+    request, errors = try_request(cfg)
+    case = _Case(cfg, request, site, env, client or SlurmClient(environment=env))
+    verdicts = [error("request", one) for one in errors] or [ok("request", _told(request))]
+    checks: list[Callable[[_Case], Iterator[Verdict]]] = [_container]
+    if request.kind == "local":
+        checks += [_local_cores]
+    elif request.kind == "allocation":
+        checks += [_allocation]
+    else:
+        checks += [_options, _dependency]
+        checks += [] if site is None else [_partition, _time, _node_count, _node_size, _hosts, _requeue]
+    for check in checks:
+        verdicts.extend(check(case))
+    return [*verdicts, *storage_verdicts(cfg)]
+
+
+def _told(request: Request) -> str:
+    gpus = f", {request.gpus_per_node} GPUs" if request.gpus_per_node else ""
+    nodes = f"{request.nodes_text} node{'s' if request.max_nodes > 1 else ''}"
+    return f"{nodes} of {request.tasks_per_node} tasks with {request.cpus_per_task} cores each{gpus}"
+
+
+def _container(case: _Case) -> Iterator[Verdict]:
+    runtime = case.cfg.cluster.container.runtime
+    try:
+        containers.check(case.cfg)
+    except UserError as found:
+        yield error("container", found)
+        return
+    if runtime is not None:
+        yield ok("container", f"{runtime}: {case.cfg.cluster.container.image}")
+
+
+def _local_cores(case: _Case) -> Iterator[Verdict]:
+    have, want = len(os.sched_getaffinity(0)), case.request.cpus_per_node
+    if want > have:
+        slower = want / have
+        cost = f"the ranks share cores, and a step takes about {slower:.1f} times as long"
+        told = f"{case.request.tasks_per_node} ranks of {case.request.cpus_per_task} cores on {have} cores: {cost}"
+        yield warning("cores", f"{told}. Fewer: cluster.tasks_per_node={max(have // case.request.cpus_per_task, 1)}")
+    else:
+        yield ok("cores", f"{want} of {have} cores")
+
+
+def _allocation(case: _Case) -> Iterator[Verdict]:
+    try:
+        case.client.require("srun", "scontrol")
+        fitted = fit(case.request, case.env)
+    except UserError as found:
+        yield error("allocation", found)
+        return
+    yield ok("allocation", f"job {case.env['SLURM_JOB_ID']}: the run takes {fitted.nodes} of its nodes")
+
+
+def _options(case: _Case) -> Iterator[Verdict]:
+    found = option_mistakes(case.cfg) + unknown_options(case.cfg, case.client)
+    yield from (error("options", one) for one in found)
+    given = [*case.cfg.cluster.sbatch, *case.cfg.cluster.srun]
+    if given and not found:
+        yield ok("options", f"known to sbatch and srun here: {', '.join(map(str, given))}")
+
+
+def _dependency(case: _Case) -> Iterator[Verdict]:
+    try:
+        text = dependency_text(case.cfg)
+    except UserErrors as found:
+        yield from (error("dependency", one) for one in found.errors)
+    except UserError as found:
+        yield error("dependency", found)
+    else:
+        if text:
+            yield ok("dependency", text)
+
+
+def _partition(case: _Case) -> Iterator[Verdict]:
+    assert case.site is not None
+    asked = case.cfg.cluster.partition
+    names = [record.name for record in case.site.partitions]
+    for name in unknown_partitions(case.site, asked):
+        why = "the site has no such partition"
+        yield error("partition", UserError(why, key="cluster.partition", value=name, instead=nearest(name, names)))
+    chosen = case.site.chosen(asked)
+    if asked is None and not chosen:
+        instead = nearest("", names)
+        yield error("partition", UserError("the site has no default", key="cluster.partition", instead=instead))
+    for record in chosen:
+        if record.state != "UP":
+            takes = "keeps jobs waiting" if record.state == "DOWN" else "takes no jobs"
+            yield warning("partition", f"{record.name} is {record.state} and {takes} until the site opens it")
+        else:
+            yield ok("partition", f"{record.name}{' (the default)' if asked is None else ''}")
+
+
+def _time(case: _Case) -> Iterator[Verdict]:
+    assert case.site is not None
+    asked, lead = case.request.time_s, derive(case.site, case.cfg, case.request).lead_s
+    shown = case.cfg.cluster.time
+    most = max((record.max_time_s for record in case.site.chosen(case.cfg.cluster.partition)), default=math.inf)
+    if asked <= lead:
+        why = f"not longer than the {lead} s before its end at which the run saves (checkpoint.save_lead_s)"
+        instead = f"at least {seconds_to_time(lead + 2 * EARLY_S)}, or a smaller checkpoint.save_lead_s"
+        yield error("time", UserError(why, key="cluster.time", value=shown, instead=instead))
+    elif asked > most and not (math.isinf(asked) and math.isinf(most)):
+        where = case.cfg.cluster.partition or "the default partition"
+        why = f"more than MaxTime={seconds_to_time(most)} of {where}, so that the job would never start"
+        instead = f"cluster.time={seconds_to_time(most)}: the run goes on over several attempts"
+        yield error("time", UserError(why, key="cluster.time", value=shown, instead=instead))
+    elif asked <= lead + EARLY_S:
+        told = f"Slurm may signal up to {EARLY_S} s before the {lead} s asked, which is the whole of {shown}"
+        yield warning("time", f"{told}: attempts may end as soon as they have begun")
+    else:
+        yield ok("time", f"{seconds_to_time(asked)}, signal {lead} s before its end")
+
+
+def _node_count(case: _Case) -> Iterator[Verdict]:
+    assert case.site is not None
+    want = case.request.nodes
+    for record in case.site.chosen(case.cfg.cluster.partition):
+        most = min(record.total_nodes, record.max_nodes)
+        if want > most:
+            limit = f"MaxNodes={record.max_nodes:g}" if record.max_nodes < record.total_nodes else "all there are"
+            why = f"partition {record.name} gives at most {most:g} nodes ({limit})"
+            instead = f"cluster.nodes={most:g}, or another partition"
+            found = UserError(why, key="cluster.nodes", value=case.request.nodes_text, instead=instead)
+            yield error("nodes", found)
+        elif case.request.max_nodes < record.min_nodes:
+            why = f"partition {record.name} wants at least {record.min_nodes} nodes (MinNodes)"
+            instead = f"cluster.nodes={record.min_nodes}, or another partition"
+            yield error("nodes", UserError(why, key="cluster.nodes", value=case.request.nodes_text, instead=instead))
+        else:
+            yield ok("nodes", f"{case.request.nodes_text} of {record.total_nodes} in {record.name}")
+
+
+def _node_size(case: _Case) -> Iterator[Verdict]:
+    assert case.site is not None
+    for record in case.site.chosen(case.cfg.cluster.partition):
+        yield _fits_partition(case, record)
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """Something that each node must have enough of."""
+
+    key: str
+    value: Any
+    told: str
+    want: float
+    size: Callable[[NodeShape], float]
+
+
+def _demands(case: _Case, record: PartitionRecord) -> list[_Demand]:
+    request, kind = case.request, case.cfg.cluster.gpu_type
+    memory = request.memory_mb or (request.memory_per_cpu_mb or 0) * request.cpus_per_node
+    asked = "cluster.memory" if request.memory_mb else "cluster.memory_per_cpu"
+    value = case.cfg.cluster.memory if request.memory_mb else case.cfg.cluster.memory_per_cpu
+    cpus = f"{request.tasks_per_node} tasks of {request.cpus_per_task} cores need {request.cpus_per_node} CPUs"
+    gpus = f"{request.gpus_per_node} GPUs" + (f" of type {kind}" if kind else "")
+
+    def gpus_of(shape: NodeShape) -> int:
+        return shape.gpus if kind is None or shape.gpu_type in (None, kind) else 0
+
+    def cpus_of(shape: NodeShape) -> float:
+        return min(shape.cpus, record.max_cpus_per_node)
+
+    return [
+        _Demand("cluster.tasks_per_node", request.tasks_per_node, cpus, request.cpus_per_node, cpus_of),
+        _Demand(asked, value, f"{memory} MB", memory, lambda shape: shape.memory_mb),
+        _Demand("cluster.gpus_per_node", request.gpus_per_node, gpus, request.gpus_per_node, gpus_of),
+    ]
+
+
+def _fits_partition(case: _Case, record: PartitionRecord) -> Verdict:
+    """Whether enough nodes of a partition are large enough for the ranks of one node."""
+    assert case.site is not None
+    fitting, nodes = case.site.shapes_of(record.name), case.request.nodes
+    demands = _demands(case, record)
+    for demand in demands if fitting else []:
+        have = ", ".join(f"{number:g}" for number in sorted({demand.size(shape) for shape in fitting}))
+        fitting = [shape for shape in fitting if demand.size(shape) >= demand.want]
+        count = sum(shape.count for shape in fitting)
+        if count < min(nodes, record.total_nodes):
+            enough = f"{count or 'no'} node{'' if count == 1 else 's'} of partition {record.name} can give that"
+            why = f"{demand.told} on each node, and {enough} (its nodes have {have})"
+            instead = "ask for less on each node, or another partition"
+            return error("node size", UserError(why, key=demand.key, value=demand.value, instead=instead))
+    usable = sum(shape.count for shape in fitting if shape.usable)
+    if fitting and usable < nodes:
+        states = ", ".join(sorted({f"{shape.count} {shape.state}" for shape in fitting}))
+        return warning("node size", f"{usable} usable nodes in {record.name} now ({states}): the job will wait")
+    return ok("node size", f"{demands[0].told} of a node in {record.name}")
+
+
+def _hosts(case: _Case) -> Iterator[Verdict]:
+    assert case.site is not None
+    chosen = case.site.chosen(case.cfg.cluster.partition)
+    known = {name for record in case.site.partitions for name in expand(record.nodes)}
+    within = {name for record in chosen for name in expand(record.nodes)}
+    for key, names in (("cluster.nodelist", case.request.nodelist), ("cluster.exclude", case.request.exclude)):
+        for name in names:
+            if name not in known:
+                why = "the site has no such node"
+                yield error("hosts", UserError(why, key=key, value=name, instead=nearest(name, known)))
+            elif name not in within and key == "cluster.nodelist":
+                where = ", ".join(record.name for record in chosen)
+                instead = "another node, or the partition that it belongs to"
+                yield error("hosts", UserError(f"not in partition {where}", key=key, value=name, instead=instead))
+    if case.request.nodelist or case.request.exclude:
+        yield ok("hosts", "all names of cluster.nodelist and cluster.exclude were looked up")
+
+
+def _requeue(case: _Case) -> Iterator[Verdict]:
+    decisions = derive(case.site, case.cfg, case.request)
+    yield ok("requeue", f"{decisions.requeue}: {decisions.reasons['requeue']}")
+    yield ok("preemption", decisions.preemption)
