@@ -81,6 +81,8 @@ def _show(arguments: argparse.Namespace, out: TextIO) -> int:
         return _show_all(arguments, slurm, out)
     runs = [_find(word, arguments.root) for word in arguments.runs]
     if arguments.watch:
+        if arguments.json:
+            raise UserError("shows lines for people", key="--watch", instead="--watch or --json, not both")
         return _watch(runs, slurm, out)
     reports = survey(runs, slurm, detail=True, full_verify=arguments.verify)
     if arguments.json:

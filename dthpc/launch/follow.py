@@ -59,6 +59,7 @@ def follow(
     stop_on_interrupt: bool,
     job: Handle | None = None,
     slurm: Jobs | None = None,
+    slurm_every_s: float | None = None,
     out: TextIO | None = None,
 ) -> int:
     """Show a run until it ends.
@@ -69,13 +70,16 @@ def follow(
             Otherwise, and for a Slurm run always, the follower goes away and the run goes on.
         job: the handle of a job that was just started, which tells of a keeper that died before its first record.
         slurm: whom to ask for the states of Slurm jobs.
+        slurm_every_s: seconds between two questions to Slurm; by default more while nothing changes.
         out: where to show it; standard output by default.
 
     Returns:
         0 finished; 1 failed or lost; 130 stopped or cancelled, or by whom the follower was interrupted (128 + signal).
     """
     with Interrupts() as interrupts:
-        return _Follower(run, stop_on_interrupt, job, slurm, Screen(out or sys.stdout), interrupts).follow()
+        follower = _Follower(run, stop_on_interrupt, job, Screen(out or sys.stdout), interrupts)
+        follower.slurm, follower.slurm_every_s = slurm, slurm_every_s
+        return follower.follow()
 
 
 class _Follower:
@@ -86,14 +90,14 @@ class _Follower:
         run: RunDir,
         stops: bool,
         job: Handle | None,
-        slurm: Jobs | None,
         screen: Screen,
         interrupts: Interrupts,
     ) -> None:
         self.run = run
         self.stops = stops
         self.job = job
-        self.slurm = slurm
+        self.slurm: Jobs | None = None
+        self.slurm_every_s: float | None = None
         self.screen = screen
         self.interrupts = interrupts
         self.progress = Progress()
@@ -174,6 +178,8 @@ class _Follower:
 
     def _slurm_pause(self, now: float) -> float:
         """Seconds until Slurm is asked again: soon after a change is likely, and else seldom, as sites demand."""
+        if self.slurm_every_s is not None:
+            return self.slurm_every_s
         if self.report.state == "running":
             return 30.0
         return 3.0 if now - self.began < 30 else 10.0
@@ -230,17 +236,16 @@ class _Follower:
             return None
         _, pid = self._keeper()
         if pid is not None and self.stop_sent_to != pid:
+            self.screen.line("asked the run to save and stop")
             self._send(pid, signal.SIGINT)
             self.stop_sent_to = pid
         elif pid is not None and new:
-            self._send(pid, signal.SIGKILL)
+            # The keeper itself ends its ranks at the second SIGINT; if it no longer listens, the kernel does it.
+            self.screen.line("killed; what was not saved is lost")
+            self._send(pid, signal.SIGINT if self.handled == 2 else signal.SIGKILL)
         return None
 
     def _send(self, pid: int, number: signal.Signals) -> None:
-        if number == signal.SIGKILL:
-            self.screen.line("killed; what was not saved is lost")
-        else:
-            self.screen.line("asked the run to save and stop")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
         self.next_look = 0.0
@@ -266,4 +271,6 @@ class _Follower:
         if report.conflict:
             self.screen.line(report.conflict)
         self.screen.line(hint(report) or "")
-        return EXIT_FAILED if report.state in ("failed", "lost") else EXIT_INTERRUPTED
+        if report.state in ("failed", "lost"):
+            return EXIT_FAILED
+        return 128 + self.interrupts.received[0] if self.stop_sent_to is not None else EXIT_INTERRUPTED

@@ -65,8 +65,8 @@ class FailureReport:
     attempt: int
     """Number of the attempt."""
 
-    rank: int
-    """Number of the rank."""
+    rank: int | None
+    """Number of the rank; `None` where nobody could tell which one it was."""
 
     cause: str
     """`crash`, `user_error`, or `no record` where the rank could not leave one (killed by the system, for instance)."""

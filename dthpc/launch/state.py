@@ -39,6 +39,9 @@ class Evidence:
     resubmitted: bool = False
     """Whether the run was submitted again after its newest attempt began."""
 
+    already_finished: bool = False
+    """Whether the submitted configuration had already been trained to its end, so that there was nothing to do."""
+
     stop_signal: str | None = None
     """Signal that the current attempt has been asked to stop by."""
 
@@ -96,6 +99,12 @@ def recorded_end(last: AttemptReport | None, resubmitted: bool) -> Verdict | Non
     return Verdict("failed", last.reason or last.cause or "the keeper gave no reason")
 
 
+def _end(evidence: Evidence) -> Verdict | None:
+    if evidence.resubmitted and evidence.already_finished:
+        return Verdict("finished", "it was finished before it was submitted again; nothing was left to do")
+    return recorded_end(evidence.last, evidence.resubmitted)
+
+
 def _waits_for_restart(evidence: Evidence) -> bool:
     last = evidence.last
     return last is not None and not evidence.resubmitted and last.decision in RESTARTS
@@ -110,7 +119,7 @@ def _judge_local(evidence: Evidence) -> Verdict:
         if evidence.last is None or evidence.resubmitted:
             return Verdict("pending", "the keeper is starting")
         return _at_work(evidence)
-    end = recorded_end(evidence.last, evidence.resubmitted)
+    end = _end(evidence)
     if end is not None:
         return end
     if evidence.keeper is Keeper.UNKNOWN and evidence.last is not None and evidence.last.ended is None:
@@ -140,7 +149,7 @@ def _judge_slurm(evidence: Evidence) -> Verdict:
         return _judge_queued(evidence, job)
     if job.state == "SUSPENDED":
         return Verdict("held", "suspended by Slurm")
-    end = recorded_end(evidence.last, evidence.resubmitted)
+    end = _end(evidence)
     if job.state in _WORKING:
         if job.state != "RUNNING" and end is not None:
             return end
@@ -160,7 +169,7 @@ def _judge_queued(evidence: Evidence, job: JobRecord) -> Verdict:
         )
     if reason == "DependencyNeverSatisfied":
         return Verdict("held", "it waits for a run that has failed (DependencyNeverSatisfied); cancel it with scancel")
-    if evidence.last is not None and not evidence.resubmitted:
+    if evidence.last is not None and (not evidence.resubmitted or evidence.last.decision == "resubmit"):
         ended = (
             f"; attempt {evidence.last.number} ended: {evidence.last.reason or evidence.last.cause or 'not recorded'}"
         )
@@ -198,7 +207,7 @@ _JOB_ENDS = {
 
 
 def _judge_without_job(evidence: Evidence) -> Verdict:
-    end = recorded_end(evidence.last, evidence.resubmitted)
+    end = _end(evidence)
     if end is not None:
         return end
     if not evidence.slurm_answered:

@@ -19,9 +19,10 @@ from dthpc.launch.state import Evidence, Keeper, judge, recorded_end
 from dthpc.monitor.progress import KINDS, Progress, fold
 from dthpc.monitor.tail import LIMIT, read_tail
 from dthpc.monitor.units import integer, number, text
-from dthpc.resilience.attempts import read_attempts
-from dthpc.resilience.outcome import first_failure, read_records
-from dthpc.rundir import RunDir, read_json
+from dthpc.resilience.attempts import Attempt, is_finished, read_attempts
+from dthpc.resilience.outcome import EXIT_FINISHED, first_failure, read_records
+from dthpc.resilience.stop import EXIT_STOPPED
+from dthpc.rundir import AttemptDir, RunDir, read_json
 from dthpc.slurm.records import JobRecord
 
 LOG_LINES = 12
@@ -55,6 +56,7 @@ class _Notes:
     progress: Progress = field(default_factory=Progress)
     events: list[dict[str, Any]] = field(default_factory=list)
     resubmitted: bool = False
+    finished: bool = False
 
     @property
     def last(self) -> AttemptReport | None:
@@ -130,7 +132,8 @@ def _read(run: RunDir, detail: bool) -> _Notes:
     report = note.report
     limit = LIMIT if detail else _SHORT_SEARCH
     note.progress, note.events, _ = _guard(report, run.events, lambda: progress_of(run, limit)) or (Progress(), [], 0)
-    report.attempts = _guard(report, run.attempts, lambda: _attempts(run)) or []
+    attempts = _guard(report, run.attempts, lambda: read_attempts(run)) or []
+    report.attempts = [_attempt(attempt) for attempt in attempts]
     plan = _guard(report, run.launch, lambda: read_json(run.launch))
     progress = note.progress
     last = note.last
@@ -139,6 +142,7 @@ def _read(run: RunDir, detail: bool) -> _Notes:
     report.submitted = progress.submitted
     started_since = last is not None and (progress.attempt is None or last.number > progress.attempt)
     note.resubmitted = progress.awaits_start and not started_since
+    note.finished = bool(note.resubmitted and _guard(report, run.config, lambda: is_finished(run, attempts)))
     return note
 
 
@@ -150,6 +154,7 @@ def _judge(note: _Notes, jobs: dict[str, JobRecord] | None, trouble: str | None,
             kind=report.kind,
             last=note.last,
             resubmitted=note.resubmitted,
+            already_finished=note.resubmitted and note.finished,
             stop_signal=progress.stop_signal,
             trained=progress.train_end is not None,
             keeper=_keeper(note) if report.kind != "slurm" else Keeper.UNKNOWN,
@@ -209,18 +214,37 @@ def _add_failure(note: _Notes, detail: bool) -> None:
     attempt = note.run.attempt(note.report.attempts[-1].number)
     record = first_failure(read_records(attempt).values())
     if record is None:
-        return
-    log = attempt.rank_log(record.rank)
-    note.report.failure = FailureReport(
-        attempt=attempt.number,
-        rank=record.rank,
-        cause=record.cause,
-        host=record.host,
-        error=record.error,
-        step=record.step,
-        log=str(log),
-        log_tail=last_lines(log, LOG_LINES) if detail else [],
-    )
+        note.report.failure = _silent_failure(attempt, note.report.attempts[-1].cause)
+    else:
+        note.report.failure = FailureReport(
+            attempt=attempt.number,
+            rank=record.rank,
+            cause=record.cause,
+            host=record.host,
+            error=record.error,
+            step=record.step,
+            log=str(attempt.rank_log(record.rank)),
+        )
+    if detail and note.report.failure is not None and note.report.failure.log is not None:
+        note.report.failure.log_tail = last_lines(Path(note.report.failure.log), LOG_LINES)
+
+
+def _silent_failure(attempt: AttemptDir, cause: str | None) -> FailureReport | None:
+    """The failure of an attempt whose ranks left no account: what the keeper saw, and where to look."""
+    if cause in (None, "finished", "stopped", "cancelled"):
+        return None
+    srun_log = attempt.path / "srun.log"
+    if srun_log.exists():
+        return FailureReport(attempt.number, None, "no record", log=str(srun_log)) if cause == "crash" else None
+    end = read_json(attempt.end)
+    codes = end.get("exit_codes") if isinstance(end, dict) else None
+    for name, code in codes.items() if isinstance(codes, dict) else ():
+        rank = integer(name.removeprefix("rank "))
+        if rank is not None and code not in (EXIT_FINISHED, EXIT_STOPPED):
+            error = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"exit code {code}"
+            log = attempt.rank_log(rank)
+            return FailureReport(attempt.number, rank, "no record", error=error, log=str(log))
+    return None
 
 
 def last_lines(path: Path, count: int, most_bytes: int = 64 * 1024) -> list[str]:
@@ -296,22 +320,19 @@ def keeper_of(run: RunDir) -> tuple[Keeper, int | None]:
     return (Keeper.ALIVE, holder.pid) if lives else (Keeper.GONE, None)
 
 
-def _attempts(run: RunDir) -> list[AttemptReport]:
-    return [
-        AttemptReport(
-            number=attempt.number,
-            job_id=text(attempt.job_id),
-            restart_count=integer(attempt.start.get("restart_count")),
-            nodes=_nodes(attempt.start.get("nodes")),
-            started=number(attempt.start.get("time")),
-            ended=number((attempt.end or {}).get("time")),
-            cause=text(attempt.cause),
-            decision=text(attempt.decision),
-            reason=text(attempt.reason),
-            progressed=attempt.progressed,
-        )
-        for attempt in read_attempts(run)
-    ]
+def _attempt(attempt: Attempt) -> AttemptReport:
+    return AttemptReport(
+        number=attempt.number,
+        job_id=text(attempt.job_id),
+        restart_count=integer(attempt.start.get("restart_count")),
+        nodes=_nodes(attempt.start.get("nodes")),
+        started=number(attempt.start.get("time")),
+        ended=number((attempt.end or {}).get("time")),
+        cause=text(attempt.cause),
+        decision=text(attempt.decision),
+        reason=text(attempt.reason),
+        progressed=attempt.progressed,
+    )
 
 
 def _nodes(value: object) -> list[str]:

@@ -64,10 +64,9 @@ def failure_lines(report: RunReport) -> list[str]:
         return []
     host = f" on {failure.host}" if failure.host else ""
     step = f" after step {failure.step}" if failure.step is not None else ""
-    lines = [
-        "",
-        f"first failure: attempt {failure.attempt}, rank {failure.rank}{host}{step}: {failure.error or failure.cause}",
-    ]
+    rank = f", rank {failure.rank}" if failure.rank is not None else ""
+    what = failure.error or failure.cause
+    lines = ["", f"first failure: attempt {failure.attempt}{rank}{host}{step}: {what}"]
     if failure.log_tail and failure.log is not None:
         lines += [f"last lines of {short_path(Path(failure.log))}:", *(f"  | {line}" for line in failure.log_tail)]
     return lines

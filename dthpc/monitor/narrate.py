@@ -25,9 +25,9 @@ def bar_line(progress: Progress, now: float, width: int, unicode: bool = True) -
     parts = [
         _bar(progress, unicode),
         f"step {step_text(progress)}",
-        f"loss {decimal(progress.loss)}",
-        f"{count(progress.tokens_per_s)} tok/s",
-        f"{milliseconds(progress.step_time)}/step",
+        f"loss {decimal(progress.loss)}" if progress.loss is not None else "",
+        f"{count(progress.tokens_per_s)} tok/s" if progress.tokens_per_s is not None else "",
+        f"{milliseconds(progress.step_time)}/step" if progress.step_time is not None else "",
         eta_text(progress, now),
         f"held-out {decimal(progress.eval_loss)}" if progress.eval_loss is not None else "",
         f"attempt {progress.attempt}" if progress.attempt else "",
@@ -140,11 +140,9 @@ def _stop_requested(event: dict[str, Any], progress: Progress) -> str:
 
 def _attempt_end(event: dict[str, Any], progress: Progress) -> str | None:
     decision = str(event.get("decision") or "")
-    if decision == "finish":
-        return None
+    if decision in ("finish", "stop"):
+        return None  # the end of the run, which whoever shows this event tells at greater length
     reason = str(event.get("reason") or event.get("cause") or "no reason given")
-    if decision in ("stop", ""):
-        return f"attempt {event.get('attempt', UNKNOWN)} ended: {reason}"
     saved = f", checkpoint of step {progress.checkpoint_step} saved" if progress.checkpoint_step is not None else ""
     at = f" at step {progress.step}" if progress.step is not None else ""
     return f"{event.get('cause', 'stopped')}{at}{saved}; waiting for the restart ({reason})"

@@ -165,7 +165,9 @@ class Progress:
         self.submitted = moment
         self.awaits_start = True
         self.attempt_end = self.stop_signal = self.train_end = None
-        self.launcher = text(event.get("launcher")) or self.launcher
+        launcher = text(event.get("launcher"))
+        if launcher in ("local", "slurm", "allocation"):
+            self.launcher = launcher  # a keeper that submits its own continuation names itself otherwise
         self.job_id = text(event.get("job_id")) or self.job_id
 
     def _on_attempt_start(self, event: dict[str, Any], moment: float | None) -> None:

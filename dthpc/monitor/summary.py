@@ -91,7 +91,7 @@ def _bits(progress: Progress) -> str:
         return text
     gain = baseline - progress.bits_per_byte
     verdict = f"{decimal(abs(gain))} {'better' if gain >= 0 else 'worse'}"
-    return f"{text}; a bigram model: {decimal(baseline)} ({verdict} than it)"
+    return f"{text}; a bigram model: {decimal(baseline)} ({verdict})"
 
 
 def _times(end: dict[str, Any]) -> str:

@@ -59,6 +59,7 @@ def test_silence_is_said_instead_of_an_eta() -> None:
         ({"kind": "incident", "what": "hang", "rank": 3}, "incident: hang (rank 3)"),
         ({"kind": "step", "step": 3}, None),
         ({"kind": "attempt_end", "decision": "finish"}, None),
+        ({"kind": "attempt_end", "decision": "stop", "reason": "cancelled"}, None),
         ({"kind": "somebody else's"}, None),
     ],
 )
