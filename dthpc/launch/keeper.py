@@ -176,12 +176,14 @@ class _Attempt:
             return
         if name in ("SIGUSR1", "SIGUSR2") and self.asked is None:
             self.asked = "preempt"
+            print("dthpc: asked to save and start again", flush=True)
             ranks.send("SIGUSR2")
         elif name == "SIGINT" and self.asked == "stop":
             print("dthpc: interrupted twice; the ranks are killed", flush=True)
             ranks.kill()
         elif name in ("SIGTERM", "SIGINT", "SIGHUP") and self.asked != "stop":
             self.asked = "stop"
+            print("dthpc: asked to save and stop (SIGINT now: kill)", flush=True)
             ranks.send("SIGTERM")
 
     def _grace_is_over(self) -> bool:

@@ -194,7 +194,7 @@ def _cause_by_slurm(outcome: Outcome, limits: Limits, scheduler: SchedulerState)
         return "preempted", _WORDS["preempted"] + saved
     if "node_failure" in named:
         return "node_failure", _WORDS["node_failure"] + saved
-    if outcome.failure is None and outcome.any_stopped:
+    if outcome.failure is None and not outcome.silent:
         return _asked_while_running(outcome, limits, scheduler)
     return None
 
@@ -216,9 +216,9 @@ def _cause_by_ranks(outcome: Outcome) -> tuple[str, str]:
         where = f"rank {failure.rank} on {failure.host}"
         at = "" if failure.step is None else f" after step {failure.step}"
         return "crash", f"{where} failed{at}: {failure.error}"
-    if outcome.any_stopped:
-        return "preempted", "asked to stop" + _saved(outcome)
-    return "crash", _silent_death(outcome)
+    if outcome.silent:
+        return "crash", _silent_death(outcome)
+    return "preempted", "asked to stop" + _saved(outcome)
 
 
 def _silent_death(outcome: Outcome) -> str:
@@ -228,10 +228,9 @@ def _silent_death(outcome: Outcome) -> str:
         name, number = next(iter(killed.items()))
         hint = " (out of memory?)" if number == 9 else ""
         return f"{name} was killed by signal {number}{hint}"
-    silent = [rank for rank in range(outcome.world_size) if rank not in outcome.records]
     codes = ", ".join(f"{name} {code}" for name, code in outcome.exit_codes.items() if code)
     last = f": {outcome.last_words}" if outcome.last_words else ""
-    return f"{len(silent)} of {outcome.world_size} ranks ended without a word (exit code of {codes or 'all: 0'}){last}"
+    return f"{len(outcome.silent)} of {outcome.world_size} ranks ended without a word (exit code of {codes or 'all: 0'}){last}"
 
 
 _WORDS = {

@@ -113,6 +113,11 @@ class Outcome:
         )
 
     @property
+    def silent(self) -> list[int]:
+        """Ranks that left no record: killed, or never really started."""
+        return [rank for rank in range(self.world_size) if rank not in self.records]
+
+    @property
     def any_stopped(self) -> bool:
         """Whether a rank says that it stopped on request with its state saved."""
         return any(record.cause == "preempted" for record in self.records.values())
