@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from dthpc.errors import UserError
 from dthpc.launch.request import Request
+from dthpc.launch.verdicts import plural
 from dthpc.slurm.hostlist import expand_tasks_per_node
 from dthpc.slurm.jobenv import read_environment
 
@@ -30,7 +31,7 @@ def fit(request: Request, env: Mapping[str, str]) -> Request:
     nodes = allocated.nnodes or len(allocated.nodes) or 1
     if nodes < request.nodes:
         raise UserError(
-            f"the allocation {allocated.job_id} has {nodes} node{'s' if nodes > 1 else ''}",
+            f"the allocation {allocated.job_id} has {plural(nodes, 'node')}",
             key="cluster.nodes",
             value=request.nodes_text,
             instead=f"cluster.nodes={nodes}, or a larger allocation",

@@ -16,11 +16,13 @@ from dthpc.launch.request import Request, try_request
 from dthpc.launch.sbatch import option_mistakes, unknown_options
 from dthpc.launch.site import EARLY_S, NodeShape, Site, derive, unknown_partitions
 from dthpc.launch.storage import storage_verdicts
-from dthpc.launch.verdicts import Verdict, error, ok, warning
+from dthpc.launch.verdicts import Verdict, error, ok, plural, warning
 from dthpc.slurm.client import SlurmClient
 from dthpc.slurm.hostlist import expand
 from dthpc.slurm.records import PartitionRecord
 from dthpc.slurm.units import seconds_to_time
+
+_SUBJECTS = {"time": "cluster.time", "nodes": "cluster.nodes"}
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,18 @@ def judge_launch(
     else:
         checks += [_options, _dependency]
         checks += [] if site is None else [_partition, _time, _node_count, _node_size, _hosts, _requeue]
+    # What is malformed was replaced by something harmless, of which there is nothing to say.
+    malformed = {one.key for one in errors}
     for check in checks:
-        verdicts.extend(check(case))
+        verdicts.extend(verdict for verdict in check(case) if _SUBJECTS.get(verdict.check) not in malformed)
     return [*verdicts, *storage_verdicts(cfg)]
 
 
 def _told(request: Request) -> str:
-    gpus = f", {request.gpus_per_node} GPUs" if request.gpus_per_node else ""
-    nodes = f"{request.nodes_text} node{'s' if request.max_nodes > 1 else ''}"
-    return f"{nodes} of {request.tasks_per_node} tasks with {request.cpus_per_task} cores each{gpus}"
+    gpus = f", {plural(request.gpus_per_node, 'GPU')} a node" if request.gpus_per_node else ""
+    nodes = plural(request.nodes_text, "node")
+    tasks, cores = plural(request.tasks_per_node, "task"), plural(request.cpus_per_task, "core")
+    return f"{nodes}, each with {tasks} of {cores}{gpus}"
 
 
 def _container(case: _Case) -> Iterator[Verdict]:
@@ -99,7 +104,8 @@ def _local_cores(case: _Case) -> Iterator[Verdict]:
     if want > have:
         slower = want / have
         cost = f"the ranks share cores, and a step takes about {slower:.1f} times as long"
-        told = f"{case.request.tasks_per_node} ranks of {case.request.cpus_per_task} cores on {have} cores: {cost}"
+        ranks = f"{plural(case.request.tasks_per_node, 'rank')} of {plural(case.request.cpus_per_task, 'core')}"
+        told = f"{ranks} on {plural(have, 'core')}: {cost}"
         yield warning("cores", f"{told}. Fewer: cluster.tasks_per_node={max(have // case.request.cpus_per_task, 1)}")
     else:
         yield ok("cores", f"{want} of {have} cores")
@@ -216,11 +222,9 @@ def _demands(case: _Case, record: PartitionRecord) -> list[_Demand]:
     memory = request.memory_mb or (request.memory_per_cpu_mb or 0) * request.cpus_per_node
     asked = "cluster.memory" if request.memory_mb else "cluster.memory_per_cpu"
     value = case.cfg.cluster.memory if request.memory_mb else case.cfg.cluster.memory_per_cpu
-    cpus = f"{request.tasks_per_node} tasks of {request.cpus_per_task} cores need {request.cpus_per_node} CPUs"
-    gpus = f"{request.gpus_per_node} GPUs" + (f" of type {kind}" if kind else "")
-
-    def gpus_of(shape: NodeShape) -> int:
-        return shape.gpus if kind is None or shape.gpu_type in (None, kind) else 0
+    tasks, cores = plural(request.tasks_per_node, "task"), plural(request.cpus_per_task, "core")
+    cpus = f"{tasks} of {cores} need {plural(request.cpus_per_node, 'CPU')}"
+    gpus = plural(request.gpus_per_node, "GPU") + (f" of type {kind}" if kind else "")
 
     def cpus_of(shape: NodeShape) -> float:
         return min(shape.cpus, record.max_cpus_per_node)
@@ -228,7 +232,9 @@ def _demands(case: _Case, record: PartitionRecord) -> list[_Demand]:
     return [
         _Demand("cluster.tasks_per_node", request.tasks_per_node, cpus, request.cpus_per_node, cpus_of),
         _Demand(asked, value, f"{memory} MB", memory, lambda shape: shape.memory_mb),
-        _Demand("cluster.gpus_per_node", request.gpus_per_node, gpus, request.gpus_per_node, gpus_of),
+        _Demand(
+            "cluster.gpus_per_node", request.gpus_per_node, gpus, request.gpus_per_node, lambda shape: shape.gpus(kind)
+        ),
     ]
 
 
@@ -242,7 +248,7 @@ def _fits_partition(case: _Case, record: PartitionRecord) -> Verdict:
         fitting = [shape for shape in fitting if demand.size(shape) >= demand.want]
         count = sum(shape.count for shape in fitting)
         if count < min(nodes, record.total_nodes):
-            enough = f"{count or 'no'} node{'' if count == 1 else 's'} of partition {record.name} can give that"
+            enough = f"{plural(count or 'no', 'node')} of partition {record.name} can give that"
             why = f"{demand.told} on each node, and {enough} (its nodes have {have})"
             instead = "ask for less on each node, or another partition"
             return error("node size", UserError(why, key=demand.key, value=demand.value, instead=instead))
@@ -259,6 +265,8 @@ def _hosts(case: _Case) -> Iterator[Verdict]:
     known = {name for record in case.site.partitions for name in expand(record.nodes)}
     within = {name for record in chosen for name in expand(record.nodes)}
     for key, names in (("cluster.nodelist", case.request.nodelist), ("cluster.exclude", case.request.exclude)):
+        if names and within.issuperset(names):
+            yield ok("hosts", f"{key}: all in the partition")
         for name in names:
             if name not in known:
                 why = "the site has no such node"
@@ -267,8 +275,6 @@ def _hosts(case: _Case) -> Iterator[Verdict]:
                 where = ", ".join(record.name for record in chosen)
                 instead = "another node, or the partition that it belongs to"
                 yield error("hosts", UserError(f"not in partition {where}", key=key, value=name, instead=instead))
-    if case.request.nodelist or case.request.exclude:
-        yield ok("hosts", "all names of cluster.nodelist and cluster.exclude were looked up")
 
 
 def _requeue(case: _Case) -> Iterator[Verdict]:

@@ -10,7 +10,7 @@ from typing import Any
 from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.planning import RankRow, rank_table, table_as_dicts
 from dthpc.launch.processes import SrunRanks
-from dthpc.launch.verdicts import Verdict
+from dthpc.launch.verdicts import Verdict, plural
 from dthpc.rundir import RunDir
 
 ROWS = 64
@@ -85,7 +85,7 @@ class Preview:
 
 def _rank_lines(rows: list[RankRow], plan: LaunchPlan) -> list[str]:
     more = f", up to {plan.max_nodes * plan.tasks_per_node} on {plan.max_nodes}" if plan.max_nodes > plan.nodes else ""
-    title = f"{len(rows)} ranks on {plan.nodes} node{'s' if plan.nodes > 1 else ''}{more}"
+    title = f"{plural(len(rows), 'rank')} on {plural(plan.nodes, 'node')}{more}"
     head = ["rank", "node", "local", "cores", "threads", "GPUs"]
     cells = [
         [*map(str, (row.rank, row.node, row.local_rank, row.cores, row.threads)), ",".join(map(str, row.gpus)) or "-"]

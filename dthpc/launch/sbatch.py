@@ -96,10 +96,13 @@ def sbatch_options(cfg: Any, run: RunDir, request: Request, site: Site | None, d
 def srun_options(cfg: Any, request: Request, site: Site | None) -> list[str]:
     """The options of the ranks' `srun`; the keeper adds numbers of nodes and tasks, and where the output goes."""
     options: dict[str, Any] = {
+        "ntasks-per-node": request.tasks_per_node,
         # srun of 22.05 and 23.02 does not inherit it from the job.
         "cpus-per-task": request.cpus_per_task,
         "distribution": "block:block",
         "cpu-bind": "cores" if site is not None and site.binds_cores else None,
+        # Otherwise a step goes on without a rank that died, and its peers wait for it.
+        "kill-on-bad-exit": 1,
         # A submission with --export=NONE would otherwise start ranks without their environment. Single variables are
         # never passed here: srun cuts a value at its first comma.
         "export": "ALL",
@@ -128,18 +131,32 @@ def option_mistakes(cfg: Any) -> list[UserError]:
 
 
 def unknown_options(cfg: Any, client: SlurmClient) -> list[UserError]:
-    """Options in `cluster.sbatch` and `cluster.srun` that this site's sbatch and srun do not know."""
+    """Options in `cluster.sbatch` and `cluster.srun` that this site's commands do not take.
+
+    The commands themselves are asked, each option followed by `--help`: their help texts leave options out.
+    """
     errors = []
     for command, given in (("sbatch", cfg.cluster.sbatch), ("srun", cfg.cluster.srun)):
-        if not given or client.find(command) is None:
+        if client.find(command) is None:
             continue
-        known = known_options(client.try_once([command, "--help"]).output)
         for name, value in given.items():
-            if known and _long(name) not in known:
-                why = f"{command} has no option --{_long(name)} here"
-                key = f"cluster.{command}.{name}"
-                errors.append(UserError(why, key=key, value=value, instead=nearest(_long(name), known)))
+            if value is None or value is False:
+                continue
+            answer = client.try_once([command, _word(_long(name), value), "--help"])
+            if answer.code != 0 or "Usage:" not in answer.output:
+                errors.append(_refused_option(client, command, str(name), value, answer.errors))
     return errors
+
+
+def _refused_option(client: SlurmClient, command: str, name: str, value: Any, said: str) -> UserError:
+    text = next((line for line in said.splitlines() if line.strip()), "no reason given")
+    text = re.sub(rf"^{command}: (error: )?", "", text.strip())
+    instead = f"see `{command} --help`"
+    if "unrecognized" in text or "ambiguous" in text:
+        instead = nearest(_long(name), known_options(client.try_once([command, "--help"]).output))
+    return UserError(
+        f"{command} does not take it ({text})", key=f"cluster.{command}.{name}", value=value, instead=instead
+    )
 
 
 def known_options(help_text: str) -> frozenset[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from dthpc.errors import UserError
@@ -15,7 +15,7 @@ from dthpc.slurm.client import SlurmClient
 from dthpc.slurm.listings import SINFO_COLUMNS, SlurmConfig
 from dthpc.slurm.records import PartitionRecord, parse_partitions, state_is_usable
 from dthpc.slurm.tables import separated_rows
-from dthpc.slurm.units import gpus_of_gres, optional_seconds, parse_gres, seconds_to_time
+from dthpc.slurm.units import Gres, optional_seconds, parse_gres, seconds_to_time
 
 EARLY_S = 60
 """Slurm may send the signal of `--signal=SIG@SECONDS` this much earlier than asked (man sbatch)."""
@@ -32,11 +32,15 @@ class NodeShape:
     count: int
     cpus: int
     memory_mb: int
-    gpus: int
-    gpu_type: str | None
+    gres: list[Gres]
     state: str
     usable: bool
     """Whether jobs are started on them."""
+
+    def gpus(self, kind: str | None = None) -> int:
+        """GPUs of one node; of one type only, where it is named."""
+        found = (entry for entry in self.gres if entry.name == "gpu")
+        return sum(entry.count for entry in found if kind in (None, entry.kind))
 
 
 @dataclass(frozen=True)
@@ -150,10 +154,10 @@ def _shapes(client: SlurmClient) -> list[NodeShape]:
     text = client.ask(["sinfo", "--noheader", "--all", f"--format={form}"])
     shapes = []
     for row in separated_rows(text, list(SINFO_COLUMNS), "sinfo"):
-        gpus, kind = gpus_of_gres(parse_gres(row["GRES"]))
-        cpus, memory = (int(re.match(r"\d*", row[name])[0] or 0) for name in ("CPUS", "MEMORY"))  # type: ignore[index]
+        cpus, memory = (int("".join(takewhile(str.isdigit, row[name])) or 0) for name in ("CPUS", "MEMORY"))
         usable = state_is_usable(row["STATE"])
-        shapes.append(NodeShape(row["PARTITION"], int(row["NODES"]), cpus, memory, gpus, kind, row["STATE"], usable))
+        gres = parse_gres(row["GRES"])
+        shapes.append(NodeShape(row["PARTITION"], int(row["NODES"]), cpus, memory, gres, row["STATE"], usable))
     return shapes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,12 @@ def storage_verdicts(cfg: Any) -> Iterator[Verdict]:
         why = f"{existing} is a file" if existing != root else "is a file"
         yield error("folder", UserError(why, key="run.root", value=cfg.run.root, instead="the path of a folder"))
         return
-    if not os.access(existing, os.W_OK | os.X_OK):
-        why = f"{existing} is not writable for you"
+    try:
+        # Permissions do not tell of read-only mounts, quotas and kernel file systems; a nameless file does.
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as found:
+        why = f"nothing can be written to {existing} ({found.strerror})"
         yield error("folder", UserError(why, key="run.root", value=cfg.run.root, instead="a folder of yours"))
         return
     kind = file_system(existing)

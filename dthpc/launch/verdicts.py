@@ -42,3 +42,8 @@ def warning(check: str, note: str) -> Verdict:
 def error(check: str, found: UserError) -> Verdict:
     """Something that must be mended first."""
     return Verdict(check, "error", found.message(), found)
+
+
+def plural(count: int | str, noun: str) -> str:
+    """`1 node`, `2 nodes`, `no nodes`, `2-4 nodes`."""
+    return f"{count} {noun}{'' if str(count) == '1' else 's'}"
