@@ -13,7 +13,6 @@ from dthpc.config.compose import read_command_line
 from dthpc.errors import UserError, UserErrors
 
 if TYPE_CHECKING:
-    from dthpc.launch.site import Site
     from dthpc.launch.submission import Prepared
 
 EXIT_USER_ERROR = 2
@@ -44,12 +43,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(found: list[tuple[Any, dict[str, str]]]) -> int:
-    from dthpc.launch.submission import prepare, start
+    from dthpc.launch.submission import prepare, refuse, start
 
     prepared, site = prepare(found)
     first = prepared[0].config
     if first.dry_run:
-        return _preview(prepared, site, first.json)
+        return _preview(prepared, first.json)
+    refuse([error for item in prepared for error in item.errors])
+    for note in dict.fromkeys(note for item in prepared for note in item.warnings):
+        print(f"dthpc: {note}", file=sys.stderr)
     pending = [item for item in prepared if not item.finished]
     for item in prepared:
         if item.finished and not first.json:
@@ -67,15 +69,15 @@ def _run(found: list[tuple[Any, dict[str, str]]]) -> int:
     return 0
 
 
-def _preview(prepared: list[Prepared], site: Site | None, as_json: bool) -> int:
-    from dthpc.launch.preview import preview, render
+def _preview(prepared: list[Prepared], as_json: bool) -> int:
+    from dthpc.launch.preview import Preview
 
-    previews = [preview(item.config, item.run, item.plan, site) for item in prepared]
+    previews = [Preview(item.run, item.plan, item.verdicts) for item in prepared]
     if as_json:
-        print(json.dumps({"runs": previews}, indent=2))
+        print(json.dumps({"runs": [each.as_dict() for each in previews]}, indent=2))
     else:
-        print("\n\n".join(render(each) for each in previews))
-    return 0
+        print("\n\n".join(each.text() for each in previews))
+    return EXIT_USER_ERROR if any(each.refused for each in previews) else 0
 
 
 def _follow(pending: list[Prepared], jobs: list[Any]) -> int:
@@ -86,7 +88,7 @@ def _follow(pending: list[Prepared], jobs: list[Any]) -> int:
     worst = 0
     for item, job in zip(pending, jobs, strict=True):
         print(f"run {item.run.name}: {item.run.path}")
-        local = item.plan.kind != "slurm"
+        local = item.config.cluster.kind != "slurm"
         code = follow(item.run, stop_on_interrupt=local, job=job if local else None, slurm=slurm)
         worst = max(worst, code)
         if code >= 128:
@@ -95,10 +97,10 @@ def _follow(pending: list[Prepared], jobs: list[Any]) -> int:
 
 
 def _say_submitted(item: Prepared, job_id: str) -> None:
-    what = f"job {job_id}" if item.plan.kind == "slurm" else f"process {job_id}"
+    what = f"job {job_id}" if item.config.cluster.kind == "slurm" else f"process {job_id}"
     print(f"submitted {what}: run {item.run.name} in {item.run.path}")
     print(f"  follow it: python -m dthpc.status {item.run.path} --watch")
-    stop = f"scancel {job_id}" if item.plan.kind == "slurm" else f"kill {job_id}"
+    stop = f"scancel {job_id}" if item.config.cluster.kind == "slurm" else f"kill {job_id}"
     print(f"  end it:    {stop}")
 
 
@@ -113,7 +115,7 @@ def _as_dict(item: Prepared, job_id: str | None) -> dict[str, Any]:
     return {
         "name": item.run.name,
         "path": str(item.run.path),
-        "kind": item.plan.kind,
+        "kind": item.config.cluster.kind,
         "job_id": job_id,
         "state": "finished" if item.finished else "submitted",
     }

@@ -128,7 +128,7 @@ def _worded(error: Exception, argv: list[str]) -> Exception:
 
     if isinstance(error, UserError) or not isinstance(error, (HydraException, OmegaConfBaseException)):
         return error
-    causes = [error]
+    causes: list[Exception] = [error]
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None and isinstance(cause, Exception):
         causes.append(cause)
     for word_it in (_wrong_override, _unknown_key, _unknown_option):

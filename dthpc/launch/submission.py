@@ -15,10 +15,11 @@ from dthpc.config.identity import default_name, differences
 from dthpc.errors import UserError, raise_together
 from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.planning import make_plan
-from dthpc.launch.preflight import check_launch
+from dthpc.launch.preflight import judge_launch
 from dthpc.launch.report import RunReport
 from dthpc.launch.site import Site, probe
 from dthpc.launch.survey import is_run, survey
+from dthpc.launch.verdicts import Verdict
 from dthpc.monitor.events import EventLog
 from dthpc.rundir import RunDir
 from dthpc.slurm.client import SlurmClient
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run that passed every check and has not been started."""
+    """A run that was checked and planned, and has not been started."""
 
     run: RunDir
     """Its folder, which may not exist yet."""
@@ -37,11 +38,24 @@ class Prepared:
     config: DictConfig
     """The configuration, resolved and with a name."""
 
-    plan: LaunchPlan
-    """How its ranks start."""
+    plan: LaunchPlan | None
+    """How its ranks start; None where mistakes leave nothing to plan."""
+
+    verdicts: list[Verdict]
+    """What each check said."""
 
     earlier: RunReport | None
     """What is known of it, where it exists already."""
+
+    @property
+    def errors(self) -> list[UserError]:
+        """What must be mended before it can start."""
+        return [verdict.error for verdict in self.verdicts if verdict.error is not None]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should know."""
+        return [verdict.note for verdict in self.verdicts if verdict.status == "warning"]
 
     @property
     def finished(self) -> bool:
@@ -61,36 +75,48 @@ def prepare(found: Sequence[tuple[DictConfig, dict[str, str]]]) -> tuple[list[Pr
     Args:
         found: configurations with the options that Hydra took in each group.
 
+    Returns:
+        The runs, whose `errors` tell what the machine or the site would refuse; and the site.
+
     Raises:
-        UserError: all mistakes in all of them, together.
+        UserError: all mistakes in the configurations, together; the site does not answer; a name is taken.
     """
     resolved = [_resolve(config, choices) for config, choices in found]
-    errors = [error for config in resolved for error in find_mistakes(config)]
     # Mistakes of the configuration come first: with them, what the site says would only confuse.
-    raise_together(_distinct(errors))
-    site = ask_site(resolved)
-    errors = [error for config in resolved for error in check_launch(config, site)]
-    raise_together(_distinct(errors))
+    refuse([error for config in resolved for error in find_mistakes(config)])
     _refuse_doubles(resolved)
+    site = ask_site(resolved)
     return [_plan(config, site) for config in resolved], site
+
+
+def refuse(errors: Sequence[UserError]) -> None:
+    """Raise mistakes together, each once: the runs of a sweep share most of them."""
+    raise_together({error.message(): error for error in errors}.values())
 
 
 def start(prepared: Sequence[Prepared], site: Site | None) -> list[Any]:
     """Write the runs' folders and start the runs: one job, one job array, or one local process after another.
 
+    Args:
+        prepared: the runs.
+        site: the site that was asked.
+
     Returns:
         submitit's job objects, in the order of the runs.
 
     Raises:
-        UserError: a folder can't be written or Slurm refuses; runs that are new leave nothing behind then.
+        UserError: a check found mistakes, a folder can't be written, or Slurm refuses; runs that are new leave nothing
+            behind then.
     """
+    refuse([error for item in prepared for error in item.errors])
+    planned = [(item, item.plan) for item in prepared if item.plan is not None]
     new = [item.run for item in prepared if not item.run.path.exists()]
     try:
-        for item in prepared:
-            _write(item)
-        jobs = _executor(prepared[0], site).launch([(item.run, item.plan) for item in prepared])
-        for item, job in zip(prepared, jobs, strict=True):
-            _record(item, str(job.job_id))
+        for item, plan in planned:
+            _write(item, plan)
+        jobs = _executor(*planned[0], site).launch([(item.run, plan) for item, plan in planned])
+        for (item, plan), job in zip(planned, jobs, strict=True):
+            _record(item, plan, str(job.job_id))
     except OSError as error:
         _forget(new)
         raise UserError(
@@ -102,7 +128,7 @@ def start(prepared: Sequence[Prepared], site: Site | None) -> list[Any]:
     except BaseException:
         _forget(new)
         raise
-    return jobs
+    return list(jobs)
 
 
 def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
@@ -128,7 +154,9 @@ def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
 def _plan(config: DictConfig, site: Site | None) -> Prepared:
     run = RunDir(Path(config.run.root) / config.run.name)
     earlier = _earlier(run, config)
-    return Prepared(run, config, make_plan(config, run, site), earlier)
+    verdicts = judge_launch(config, site)
+    refused = any(verdict.status == "error" for verdict in verdicts)
+    return Prepared(run, config, None if refused else make_plan(config, run, site), verdicts, earlier)
 
 
 def _earlier(run: RunDir, config: DictConfig) -> RunReport | None:
@@ -188,19 +216,19 @@ def _refuse_doubles(configs: Sequence[DictConfig]) -> None:
         )
 
 
-def _write(item: Prepared) -> None:
+def _write(item: Prepared, plan: LaunchPlan) -> None:
     from omegaconf import OmegaConf
 
     item.run.path.mkdir(parents=True, exist_ok=True)
     partial = item.run.config.with_suffix(".partial")
     partial.write_text(OmegaConf.to_yaml(item.config), encoding="utf-8")
     os.replace(partial, item.run.config)
-    item.plan.write(item.run)
+    plan.write(item.run)
 
 
-def _executor(item: Prepared, site: Site | None) -> Any:
+def _executor(item: Prepared, plan: LaunchPlan, site: Site | None) -> Any:
     # submitit takes a moment to import, and a dry run needs none of it.
-    if item.plan.kind == "slurm":
+    if plan.kind == "slurm":
         from dthpc.launch.slurm_executor import SlurmExecutor
 
         return SlurmExecutor(site)
@@ -209,9 +237,9 @@ def _executor(item: Prepared, site: Site | None) -> Any:
     return LocalExecutor(item.run.submissions)
 
 
-def _record(item: Prepared, job_id: str) -> None:
+def _record(item: Prepared, plan: LaunchPlan, job_id: str) -> None:
     log = EventLog(item.run.events)
-    log.write("run_submitted", job_id=job_id, launcher=item.plan.kind, command=" ".join(sys.argv))
+    log.write("run_submitted", job_id=job_id, launcher=plan.kind, command=" ".join(sys.argv))
     log.close()
 
 
@@ -220,8 +248,3 @@ def _forget(runs: Sequence[RunDir]) -> None:
         # A run that has come to life, whatever failed afterwards, keeps its records.
         if not run.attempts.exists() and not run.events.exists():
             shutil.rmtree(run.path, ignore_errors=True)
-
-
-def _distinct(errors: Sequence[UserError]) -> list[UserError]:
-    # The runs of a sweep share most of their mistakes.
-    return list({error.message(): error for error in errors}.values())
