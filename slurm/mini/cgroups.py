@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from .errors import MiniError
+from .procs import checked
 
 V2 = "cgroup2"
 
@@ -32,26 +33,48 @@ def tree(name):
 
 
 def create(name, nodes):
-    """Make the nodes' groups; returns the lines `KIND CONTROLLERS MOUNTPOINT` that enter.sh reads."""
+    """Make the nodes' groups; returns by node the lines `KIND CONTROLLERS MOUNTPOINT GROUP` for enter.sh."""
     found = hierarchies()
     if not found:
         raise MiniError("cgroup: none is mounted under /sys/fs/cgroup, and slurmd does not start without")
     try:
         for kind, controllers, point in found:
-            for directory in (point / tree(name), *(point / tree(name) / node for node in nodes)):
+            for directory in (point / tree(name), *(root(point, name, node) for node in nodes)):
                 directory.mkdir()
                 if kind == V2:
                     delegate(directory.parent)
                 elif "cpuset" in controllers:
                     inherit(directory)
+        return {node: [line(name, node, *hierarchy) for hierarchy in found] for node in nodes}
     except OSError as error:
         raise MiniError(f"cgroup: {error}; in a container, start that with --privileged") from None
-    return [f"{kind} {controllers or '-'} {point}" for kind, controllers, point in found]
+
+
+def root(point, name, node):
+    """The group that the node takes for the root."""
+    return point / tree(name) / node
+
+
+def line(name, node, kind, controllers, point):
+    """How a process gets into the node's groups."""
+    group = root(point, name, node)
+    if kind == V2:
+        # v2 gives controllers only to children of a group without processes, and Slurm gives them to the root's.
+        group = group / "system.slice" / "slurmd.service"
+        group.mkdir(parents=True)
+    return f"{kind} {controllers or '-'} {point} {group}"
+
+
+def pin(name, node, file):
+    """Make the node's cgroup namespace, in which its groups are the roots; it lasts as long as `file`."""
+    file.touch()
+    joins = [f"echo $$ >{root(point, name, node)}/cgroup.procs" for _, _, point in hierarchies()]
+    checked(["/bin/sh", "-c", " && ".join([*joins, f"exec unshare --cgroup={file} true"])])
 
 
 def delegate(parent):
     """v2: let the children of a group use the controllers that Slurm can constrain, as far as this machine allows."""
-    for controller in ("cpuset", "cpu", "memory", "pids", "io"):
+    for controller in ("cpuset", "cpu", "memory", "pids"):
         with contextlib.suppress(OSError):
             (parent / "cgroup.subtree_control").write_text(f"+{controller}")
 
@@ -65,7 +88,9 @@ def inherit(directory):
 def groups(name):
     """Every group of the cluster, innermost first."""
     tops = [point / tree(name) for _, _, point in hierarchies()]
-    return [path for top in tops for path in [*sorted((p for p in top.rglob("*/")), reverse=True), top] if path.is_dir()]
+    return [
+        path for top in tops for path in [*sorted((p for p in top.rglob("*/")), reverse=True), top] if path.is_dir()
+    ]
 
 
 def thaw(name):

@@ -7,6 +7,7 @@ import shlex
 import signal
 import sys
 import time
+from pathlib import Path
 
 from . import host
 from .cluster import Cluster, names_up
@@ -34,14 +35,12 @@ def main(argv=None):
 
 def parse(argv):
     """The arguments; everything after the first `--` is the command of `run`, untouched."""
-    ours, dashes, command = argv, None, []
-    if "--" in argv:
-        dashes = argv.index("--")
-        ours, command = argv[:dashes], argv[dashes + 1 :]
-    arguments = parser().parse_args(ours)
-    arguments.command = command
-    if dashes is not None and arguments.act is not run:
-        parser().error("only `run` takes a command after --")
+    dashes = argv.index("--") if "--" in argv else len(argv)
+    grammar = parser()
+    arguments = grammar.parse_args(argv[:dashes])
+    arguments.command = argv[dashes + 1 :]
+    if arguments.command and arguments.act is not run:
+        grammar.error("only `run` takes a command after --")
     return arguments
 
 
@@ -60,15 +59,22 @@ def parser():
     verb("install", install, "install the distribution's Slurm, munge and MariaDB, starting none of them", named=False)
     add_up_options(verb("up", up, "start a cluster; returns when it has run a job"))
     verb("down", down, "stop a cluster and remove every trace of it, in whatever state it is")
-    verb("status", status, "daemons, nodes and partitions").add_argument("--json", action="store_true", help="for programs")
-    verb("run", run, "run a command on the login host: run [--name NAME] [--user USER] -- CMD ...").add_argument("--user", help="run it as this user")
+    sub = verb("status", status, "daemons, nodes and partitions")
+    sub.add_argument("--json", action="store_true", help="for programs")
+    sub = verb("run", run, "run a command on the login host: run [--name NAME] [--user USER] -- CMD ...")
+    sub.add_argument("--user", help="run it as this user (default: root)")
     verb("env", env, "print what to export to use the cluster from this shell")
     sub = verb("node", node, "make a node vanish, come back, or lose its daemon")
     sub.add_argument("node")
-    sub.add_argument("action", choices=list(NODE_ACTIONS), help="; ".join(f"{name}: {text}" for name, (_, text) in NODE_ACTIONS.items()))
+    sub.add_argument(
+        "action", choices=list(NODE_ACTIONS), help="; ".join(f"{k}: {v[1]}" for k, v in NODE_ACTIONS.items())
+    )
+    sub = verb("daemon", daemon, "kill -9 a daemon, or start it again")
+    sub.add_argument("daemon", help="as `status` calls it: slurmctld, slurmdbd, ...")
+    sub.add_argument("action", choices=list(DAEMON_ACTIONS))
     sub = verb("limit", limit, "shape a node's traffic, both ways")
     sub.add_argument("node")
-    sub.add_argument("rate", help="tc's notation, such as 100mbit, or off")
+    sub.add_argument("rate", help="in tc's notation, such as 100mbit; or off")
     verb("preempt", preempt, "preempt a running job, by an urgent job on its nodes").add_argument("job")
     sub = verb("logs", logs, "paths of the daemons' logs, or the end of one")
     sub.add_argument("daemon", nargs="?")
@@ -80,18 +86,28 @@ def parser():
 
 def add_up_options(sub):
     """The options of `up`; their defaults are those of Spec."""
-    for option, text in (("nodes", "number of nodes"), ("cpus", "cores a node"), ("gpus", "GPUs a node"), ("memory", "MB a node")):
-        sub.add_argument(f"--{option}", type=int, default=getattr(Spec, option), help=f"{text}, invented (default: %(default)s)")
-    sub.add_argument("--accounting", action=argparse.BooleanOptionalAction, default=True, help="slurmdbd and MariaDB, for sacct and QOS (default: on)")
-    sub.add_argument("--preempt", default=Spec.preempt, help="what ranks jobs for preemption: partition (default), qos, or none")
-    sub.add_argument("--set", nargs="+", action="extend", metavar="Key=Value", help="slurm.conf settings, over the defaults")
-    sub.add_argument("--node-set", nargs="+", action="extend", metavar="Key=Value", help="settings of the NodeName line")
-    sub.add_argument("--cgroup-set", nargs="+", action="extend", metavar="Key=Value", help="cgroup.conf settings")
-    sub.add_argument("--partition", action="append", metavar="'NAME Key=Value ...'", help="change a partition or add one")
-    sub.add_argument("--private-tmp", action="store_true", help="a /tmp and /dev/shm for each node, as on real machines")
+    numbers = {"nodes": "number of nodes", "cpus": "cores a node", "gpus": "GPUs a node", "memory": "MB a node"}
+    for option, text in numbers.items():
+        value = getattr(Spec, option)
+        sub.add_argument(f"--{option}", type=int, default=value, help=f"{text}, invented (default: %(default)s)")
+    text = "slurmdbd and MariaDB, for sacct and QOS (default: on)"
+    sub.add_argument("--accounting", action=argparse.BooleanOptionalAction, default=Spec.accounting, help=text)
+    text = "what ranks jobs for preemption: partition (default), qos or none"
+    sub.add_argument("--preempt", default=Spec.preempt, metavar="KIND", help=text)
+    for option, text in (
+        ("--set", "slurm.conf settings, over the defaults"),
+        ("--node-set", "settings of the NodeName line"),
+        ("--cgroup-set", "cgroup.conf settings"),
+    ):
+        sub.add_argument(option, nargs="+", action="extend", metavar="Key=Value", help=text)
+    text = "change a default partition or add one"
+    sub.add_argument("--partition", action="append", metavar="'NAME Key=Value ...'", help=text)
+    sub.add_argument(
+        "--private-tmp", action="store_true", help="a /tmp and /dev/shm for each node, as on real machines"
+    )
 
 
-# --- verbs ------------------------------------------------------------------------------------------------------
+# --- verbs ------------------------------------------------------------------------------------------------------------
 
 
 def install(arguments):
@@ -117,22 +133,27 @@ def up(arguments):
     )
     began = time.monotonic()
     cluster.up()
-    me, name = os.path.join(os.path.relpath(os.path.dirname(sys.argv[0]) or "."), "minicluster"), "" if arguments.name == DEFAULT_NAME else f" --name {arguments.name}"
-    spec = cluster.spec
+    spec, took = cluster.spec, time.monotonic() - began
+    me = os.path.relpath(Path(sys.argv[0]).parent) + "/minicluster"
+    name = "" if spec.name == DEFAULT_NAME else f" --name {spec.name}"
     print(
-        f"cluster '{spec.name}' is up after {time.monotonic() - began:.1f} s: "
-        f"{spec.nodes} nodes with {spec.cpus} cores, {spec.gpus} GPUs and {spec.memory} MB each (invented)\n"
-        f"  {me} run{name} -- sinfo          a command on its login host\n"
-        f"  {me} run{name} -- bash           a shell there\n"
-        f'  eval "$({me} env{name})"         use it from this shell\n'
-        f"  {me} status{name}                daemons, nodes, partitions\n"
-        f"  {me} down{name}                  stop and remove it"
+        f"cluster '{spec.name}' is up after {took:.1f} s: {spec.nodes} nodes, "
+        f"each with {spec.cpus} cores, {spec.gpus} GPUs and {spec.memory} MB (invented)\n"
+        f"  {me} run{name} -- sinfo\n"
+        f"      a command on its login host; `-- bash` for a shell\n"
+        f'  eval "$({me} env{name})"\n'
+        f"      use it from this shell, as any user\n"
+        f"  {me} status{name}\n"
+        f"      daemons, nodes, partitions\n"
+        f"  {me} down{name}\n"
+        f"      stop and remove it"
     )
 
 
 def down(arguments):
     """`minicluster down`"""
     Cluster(arguments.name).down()
+    print(f"cluster '{arguments.name}' is down")
 
 
 def status(arguments):
@@ -141,8 +162,8 @@ def status(arguments):
     if arguments.json:
         print(json.dumps(found, indent=2))
     else:
-        for daemon, state in found["daemons"].items():
-            print(f"{daemon:16} {'pid ' + str(state['pid']) if state['alive'] else 'DEAD'}")
+        for name, state in found["daemons"].items():
+            print(f"{name:16} {'pid ' + str(state['pid']) if state['alive'] else 'DEAD'}")
         for name, state in found["nodes"].items():
             print(f"{name:16} {state}")
         for partition in found["partitions"]:
@@ -163,23 +184,31 @@ def env(arguments):
     """`minicluster env`: for eval, so notes are comments"""
     cluster = Cluster.attach(arguments.name)
     print(f"export SLURM_CONF={shlex.quote(str(cluster.layout.slurm_conf))}")
-    print("# This shell stays on this machine, which reaches the cluster as one more submit host. Node names do not resolve here;")
-    print(f"# for that, be on the login host: {' '.join(cluster.env()[1])} CMD ... (as root), or `minicluster run -- CMD ...`.")
+    print("# With it this machine is one more submit host of the cluster. Node names resolve on its own hosts only;")
+    print(f"# to be on its login host, as root: {shlex.join(cluster.env()[1])} CMD ...")
 
 
 NODE_ACTIONS = {
     "down": (Cluster.link_down, "pull its network cable"),
     "up": (Cluster.link_up, "plug it in again"),
     "kill": (Cluster.kill_slurmd, "kill -9 its slurmd"),
-    "restart": (Cluster.restart_slurmd, "start slurmd again"),
     "crash": (Cluster.crash, "kill -9 everything on it"),
+    "restart": (Cluster.restart_slurmd, "start its slurmd"),
 }
+DAEMON_ACTIONS = {"kill": Cluster.kill, "restart": Cluster.restart}
 
 
 def node(arguments):
     """`minicluster node NODE ACTION`"""
     host.require_root("node")
-    NODE_ACTIONS[arguments.action][0](Cluster.attach(arguments.name), arguments.node)
+    act, _ = NODE_ACTIONS[arguments.action]
+    act(Cluster.attach(arguments.name), arguments.node)
+
+
+def daemon(arguments):
+    """`minicluster daemon DAEMON ACTION`"""
+    host.require_root("daemon")
+    DAEMON_ACTIONS[arguments.action](Cluster.attach(arguments.name), arguments.daemon)
 
 
 def limit(arguments):
@@ -197,10 +226,10 @@ def preempt(arguments):
 def logs(arguments):
     """`minicluster logs [DAEMON]`"""
     cluster = Cluster.attach(arguments.name)
-    paths = {daemon: str(cluster.layout.log_of(daemon)) for daemon in cluster.daemons.names()}
+    paths = {name: str(cluster.layout.log_of(name)) for name in cluster.daemons.names}
     if arguments.daemon is None:
-        for daemon, path in paths.items():
-            print(f"{daemon:16} {path}")
+        for name, path in paths.items():
+            print(f"{name:16} {path}")
     elif arguments.daemon not in paths:
         raise MiniError(f"logs {arguments.daemon}: no such daemon; the cluster has {', '.join(paths)}")
     else:
@@ -212,4 +241,5 @@ def list_clusters(arguments):
     """`minicluster list`"""
     for name in names_up():
         spec = Cluster.attach(name).spec
-        print(f"{name:14} {spec.nodes} nodes, {'with' if spec.accounting else 'without'} accounting, preemption by {spec.preempt}")
+        accounting = "with" if spec.accounting else "without"
+        print(f"{name:14} {spec.nodes} nodes, {accounting} accounting, preemption by {spec.preempt}")

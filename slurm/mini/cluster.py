@@ -1,5 +1,6 @@
 """The cluster as one object: what the verbs call, and what a test fixture uses directly."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -8,12 +9,11 @@ import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
 
 from . import cgroups, host, network, procs
-from .conf import Layout
 from .daemons import Daemons
 from .errors import MiniError
+from .layout import Layout, write_files
 from .spec import DEFAULT_NAME, LOGIN, Spec, check_name
 
 BUSY_SECONDS = 60
@@ -37,7 +37,8 @@ class Cluster:
         state = read_state(check_name(name))
         if state is None:
             running = ", ".join(names_up()) or "none"
-            raise MiniError(f"cluster '{name}' is not up (up: {running}); start it with: slurm/minicluster up --name {name}")
+            start = f"slurm/minicluster up --name {name}"
+            raise MiniError(f"cluster '{name}' is not up (up are: {running}); start it with: {start}")
         return cls(**state["spec"])
 
     @property
@@ -56,9 +57,9 @@ class Cluster:
     def up(self):
         """Start everything, and return when all nodes are idle and a job has run; on failure nothing is left."""
         host.require(self.spec.accounting)
-        with host.locked(self.name, "up") as lock:
-            if read_state(self.name) and any(self.daemons.pid(daemon) for daemon in self.daemons.names()):
-                raise MiniError(f"cluster '{self.name}' is up already; use it, take it down first, or choose another --name")
+        with host.locked(self.name, "up") as lock, readable_by_all():
+            if read_state(self.name) and any(map(self.daemons.pid, self.daemons.names)):
+                raise MiniError(f"cluster '{self.name}' is up already; take it down first, or choose another --name")
             self._remove()
             try:
                 self._build(lock)
@@ -70,22 +71,18 @@ class Cluster:
     def _build(self, lock):
         """From nothing to a cluster that has run a job."""
         root = self.layout.root
-        root.mkdir(mode=0o755)
-        # A file system of its own: /run forbids programs and devices on many systems, and this one is gone in one stroke.
-        network.checked(["mount", "-t", "tmpfs", "-o", "mode=0755", "minicluster", str(root)], pass_fds=[lock])
+        root.mkdir()
+        # A file system of its own: /run forbids programs and devices on many systems, and all is gone in one stroke.
+        procs.checked(["mount", "-t", "tmpfs", "-o", "mode=0755", "minicluster", str(root)], pass_fds=[lock])
         with host.locked(".network", "up", BUSY_SECONDS):
             addresses = network.plan(self.spec)
             network.build(self.name, addresses, keep_fds=[lock])
-        self.daemons.write_files(addresses, cgroups.create(self.name, self.spec.node_names))
-        self.daemons.start_munged()
-        if self.spec.accounting:
-            self.daemons.start_mariadb()
-            self.daemons.start_slurmdbd()
-        if self.spec.preempt == "qos":
-            self._create_qos()
-        self.daemons.start_slurmctld()
-        for node in self.spec.node_names:
-            self.daemons.start_slurmd(node)
+        write_files(self.spec, self.layout, addresses)
+        self.daemons.check_settings()
+        for daemon in self.daemons.names:
+            if daemon == "slurmctld" and self.spec.preempt == "qos":
+                self._create_qos()
+            self.daemons.start(daemon)
         self._prove()
         write_state(self.layout, self.spec, addresses)
 
@@ -106,7 +103,8 @@ class Cluster:
             self.daemons.wait_until(f"slurmd.{node}", lambda node=node: self.node_states().get(node) == "idle")
         result = self.daemons.on_login(["srun", f"-N{len(nodes)}", "hostname"], timeout=60, cwd="/")
         if sorted(result.stdout.split()) != sorted(nodes):
-            raise MiniError(f"`srun hostname` failed on the new cluster: {result.stdout}{result.stderr}\n{self.daemons.last_lines('slurmctld')}")
+            said = f"{result.stdout}{result.stderr}\n{self.daemons.last_lines('slurmctld')}"
+            raise MiniError(f"`srun hostname` failed on the new cluster: {said}")
 
     def down(self):
         """Stop and remove everything; fine in any state, and when there is nothing."""
@@ -116,24 +114,26 @@ class Cluster:
                 self._remove()
 
     def _remove(self):
-        """Kill what lives in the namespaces, then remove namespaces, mounts and state, in this order:
-        as long as the names exist, the next `down` can find what an interrupted one left."""
+        """Kill what lives in the namespaces, then remove namespaces, groups, mounts and state.
+
+        In this order, since the next `down` finds by the namespaces' names what an interrupted one left.
+        """
         mine = network.identities(self.name)
         if procs.namespace_of("/proc/self/ns/net") in mine:
             raise MiniError(f"down: called from inside cluster '{self.name}'; call it from the launch host")
-        held = [open(path) for path in network.existing(self.name).values()]
         cgroups.thaw(self.name)
-        stubborn = procs.kill_members(mine)
-        if stubborn:
-            raise MiniError(f"down: processes {stubborn} survive SIGKILL (disk or driver trouble?); try again when they are gone")
-        network.remove(self.name)
-        # Somebody may have entered between the last look and the removal of the name; now nobody can any more.
-        procs.kill_members(mine)
-        for file in held:
-            file.close()
+        with contextlib.ExitStack() as held:
+            # An open namespace keeps its identity, so that no stranger gets it while we still look for it.
+            for path in network.existing(self.name).values():
+                held.enter_context(open(path))
+            if stubborn := procs.kill_members(mine):
+                raise MiniError(f"down: processes {stubborn} survive SIGKILL; try again when they are gone")
+            network.remove(self.name)
+            # Somebody may have entered between the last look and the removal of the name; now nobody can any more.
+            procs.kill_members(mine)
         cgroups.remove(self.name)
         while os.path.ismount(self.layout.root):
-            network.checked(["umount", "--lazy", str(self.layout.root)])
+            procs.checked(["umount", "--lazy", str(self.layout.root)])
         shutil.rmtree(self.layout.root, ignore_errors=True)
 
     # --- use ----------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Cluster:
             try:
                 found = pwd.getpwnam(user)
             except KeyError:
-                raise MiniError(f"user {user}: does not exist on this machine; create it with: useradd -m {user}") from None
+                raise MiniError(f"user {user}: unknown on this machine; create it with: useradd -m {user}") from None
             environment.update(HOME=found.pw_dir, USER=user, LOGNAME=user)
             prefix += ["setpriv", f"--reuid={found.pw_uid}", f"--regid={found.pw_gid}", "--init-groups"]
         return environment, prefix
@@ -193,17 +193,30 @@ class Cluster:
 
     def kill_slurmd(self, node):
         """SIGKILL the node's slurmd; its job steps live on."""
-        self.daemons.stop(f"slurmd.{self._node(node)}")
+        self.kill(f"slurmd.{self._node(node)}")
 
     def restart_slurmd(self, node):
         """Start the node's slurmd, ending the old one first if it is alive."""
-        self.kill_slurmd(node)
-        self.daemons.start_slurmd(node)
+        self.restart(f"slurmd.{self._node(node)}")
 
     def crash(self, node):
         """SIGKILL everything on the node, as a power cut does; `restart_slurmd` boots it."""
         path = network.existing(self.name)[self._node(node)]
         procs.kill_members({procs.namespace_of(path)})
+
+    def kill(self, daemon):
+        """SIGKILL any daemon, such as slurmctld."""
+        self.daemons.stop(self._daemon(daemon))
+
+    def restart(self, daemon):
+        """Start any daemon again, ending the old one first if it is alive."""
+        self.daemons.stop(self._daemon(daemon))
+        self.daemons.start(daemon)
+
+    def _daemon(self, daemon):
+        if daemon not in self.daemons.names:
+            raise MiniError(f"daemon {daemon}: cluster '{self.name}' has {', '.join(self.daemons.names)}")
+        return daemon
 
     def _node(self, node):
         if node not in self.spec.node_names:
@@ -255,26 +268,37 @@ class Cluster:
         rank = {"partition": ["-p", "urgent"], "qos": ["--qos=high"]}.get(self.spec.preempt)
         if rank is None:
             raise MiniError(f"preempt {job_id}: cluster '{self.name}' was started with --preempt none")
-        command = ["sbatch", "--parsable", "-J", "preemptor", "-o", "/dev/null", *rank, "-w", nodes, "--exclusive", f"--wrap=sleep {seconds}"]
-        return self.output(*command, cwd="/")
+        what = ["-J", "preemptor", "-o", "/dev/null", "-w", nodes, "--exclusive", f"--wrap=sleep {seconds}"]
+        return self.output("sbatch", "--parsable", *rank, *what, cwd="/")
 
     def set_partition(self, partition, **settings):
         """`scontrol update PartitionName=…`, for example `set_partition("grace", GraceTime=5)`."""
-        self.output("scontrol", "update", f"PartitionName={partition}", *(f"{key}={value}" for key, value in settings.items()))
+        words = [f"{key}={value}" for key, value in settings.items()]
+        self.output("scontrol", "update", f"PartitionName={partition}", *words)
 
     # --- looking ------------------------------------------------------------------------------------------------
 
     def status(self):
         """Daemons, nodes and partitions, as plain data."""
-        daemons = {daemon: {"pid": self.daemons.pid(daemon), "alive": self.daemons.pid(daemon) is not None} for daemon in self.daemons.names()}
-        partitions = self.daemons.on_login(["sinfo", "-h", "-o", "%R %a %D %F"]).stdout.splitlines()
+        pids = {daemon: self.daemons.pid(daemon) for daemon in self.daemons.names}
+        partitions = self.daemons.on_login(["sinfo", "-h", "-o", "%R %a %D"]).stdout.splitlines()
         return {
             "name": self.name,
-            "healthy": all(daemon["alive"] for daemon in daemons.values()),
-            "daemons": daemons,
+            "healthy": all(pids.values()),
+            "daemons": {daemon: {"pid": pid, "alive": pid is not None} for daemon, pid in pids.items()},
             "nodes": self.node_states(),
-            "partitions": [dict(zip(("name", "state", "nodes", "allocated/idle/other/total"), line.split())) for line in partitions],
+            "partitions": [dict(zip(("name", "state", "nodes"), line.split(), strict=True)) for line in partitions],
         }
+
+
+@contextlib.contextmanager
+def readable_by_all():
+    """Whatever root's umask is, ordinary users must be able to read the configuration and reach the sockets."""
+    before = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def write_state(layout, spec, addresses):
@@ -295,4 +319,4 @@ def read_state(name):
 
 def names_up():
     """The clusters that are up."""
-    return sorted(path.parent.name for path in Path(host.STATE_ROOT).glob("*/state.json"))
+    return sorted(path.parent.name for path in host.STATE_ROOT.glob("*/state.json"))

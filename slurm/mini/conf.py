@@ -6,37 +6,6 @@ from .spec import LOGIN, partition_name
 COMMON = {"Nodes": "ALL", "State": "UP", "MaxTime": "INFINITE", "DefaultTime": 60}
 
 
-class Layout:
-    """Where a cluster keeps what: pure path arithmetic on its state directory."""
-
-    def __init__(self, root):
-        self.root = root
-        self.etc = root / "etc"
-        self.slurm_conf = self.etc / "slurm.conf"
-        self.slurmdbd_conf = self.etc / "slurmdbd.conf"
-        self.hosts = root / "hosts"
-        self.enter = root / "enter"
-        self.state_json = root / "state.json"
-        self.pids = root / "pids"
-        self.log = root / "log"
-        self.munge = root / "munge"
-        self.munge_socket = self.munge / "socket"
-        self.database = root / "mariadb"
-        self.database_socket = self.database / "socket"
-        self.gpus = root / "dev"
-        self.save = root / "save"
-        self.spool = root / "spool"
-        self.private = root / "private"
-
-    def log_of(self, daemon):
-        """The daemon's own log, with time stamps."""
-        return self.log / f"{daemon}.log"
-
-    def output_of(self, daemon):
-        """What the daemon wrote to its standard streams: the only trace of a start that fails early."""
-        return self.log / f"{daemon}.out"
-
-
 def hosts_file(addresses):
     """/etc/hosts for every host of the cluster."""
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
@@ -68,7 +37,9 @@ def owned_settings(spec, layout, addresses):
         "SlurmdPidFile": layout.pids / "slurmd.%n.slurm",
         "SlurmctldLogFile": layout.log_of("slurmctld"),
         "SlurmdLogFile": layout.log_of("slurmd.%n"),
-        "PreemptType": {"partition": "preempt/partition_prio", "qos": "preempt/qos", "none": "preempt/none"}[spec.preempt],
+        "PreemptType": {"partition": "preempt/partition_prio", "qos": "preempt/qos", "none": "preempt/none"}[
+            spec.preempt
+        ],
         "AccountingStorageType": "accounting_storage/none",
     }
     if spec.accounting:
@@ -85,7 +56,9 @@ def default_settings(spec):
     settings = {
         "SlurmdParameters": "config_overrides",  # believe the invented cores, not the machine
         "ReturnToService": 2,
-        "SlurmdTimeout": 12,
+        # Together they let a vanished node be noticed, and its job be requeued, in half a minute.
+        "SlurmdTimeout": 10,
+        "MessageTimeout": 5,
         "KillWait": 30,
         "JobRequeue": 1,
         "SchedulerType": "sched/backfill",
@@ -97,6 +70,7 @@ def default_settings(spec):
         "ProctrackType": "proctrack/linuxproc",
         "TaskPlugin": "task/none",
         "MpiDefault": "none",
+        "MailProg": "/bin/true",
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": 5,
         "SlurmctldDebug": "verbose",
@@ -120,9 +94,17 @@ def merge(defaults, chosen):
 
 def node_line(spec, name, address):
     """One NodeName line."""
-    settings = {"NodeAddr": address, "CPUs": spec.cpus, "SocketsPerBoard": 1, "CoresPerSocket": spec.cpus, "ThreadsPerCore": 1}
+    settings = {
+        "NodeAddr": address,
+        "CPUs": spec.cpus,
+        "SocketsPerBoard": 1,
+        "CoresPerSocket": spec.cpus,
+        "ThreadsPerCore": 1,
+    }
     settings.update(Boards=1, RealMemory=spec.memory, State="UNKNOWN")
-    if any(key.lower() in ("sockets", "socketsperboard", "corespersocket", "threadspercore") for key in spec.node_settings):
+    if any(
+        key.lower() in ("sockets", "socketsperboard", "corespersocket", "threadspercore") for key in spec.node_settings
+    ):
         # The user describes the sockets: ours would contradict them.
         for key in ("SocketsPerBoard", "CoresPerSocket", "ThreadsPerCore", "Boards"):
             del settings[key]
@@ -135,7 +117,14 @@ def partition_lines(spec):
     """The default partitions under the user's lines, which change those of the same name and add others."""
     partitions = default_partitions(spec)
     for line in spec.partitions:
-        name, words = partition_name(line), dict(word.split("=", 1) for word in line.split() if "=" in word and not word.lower().startswith("partitionname="))
+        name, words = (
+            partition_name(line),
+            dict(
+                word.split("=", 1)
+                for word in line.split()
+                if "=" in word and not word.lower().startswith("partitionname=")
+            ),
+        )
         partitions[name] = merge(partitions.get(name, COMMON), words)
     if not any(is_default(settings) for settings in partitions.values()):
         next(iter(partitions.values()))["Default"] = "YES"

@@ -4,50 +4,60 @@ import os
 import shutil
 import signal
 import subprocess
-from pathlib import Path
 
-from . import conf, host, procs
+from . import host, procs
 from .errors import MiniError
+from .layout import daemon_names, machine_of
 from .spec import LOGIN
 
 START_SECONDS = 30
 
+# Small files and no waiting for the disk: the database is worth nothing after `down`.
+DATABASE_OPTIONS = [
+    "--user=mysql",
+    "--innodb-log-file-size=8M",
+    "--innodb-flush-log-at-trx-commit=0",
+    "--skip-innodb-doublewrite",
+    "--innodb-use-native-aio=0",
+    "--innodb-lock-wait-timeout=900",
+    "--skip-log-bin",
+    "--performance-schema=OFF",
+]
+
 
 class Daemons:
-    """Starts, watches and stops the daemons of one cluster."""
+    """Starts, watches and stops the daemons of one cluster; they are called munged, slurmd.node1 and so on."""
 
     def __init__(self, spec, layout):
         self.spec = spec
         self.layout = layout
+        self.names = daemon_names(spec)
 
-    def names(self):
-        """Every daemon the cluster has, in the order of their start."""
-        accounting = ["mariadb", "slurmdbd"] if self.spec.accounting else []
-        return ["munged", *accounting, "slurmctld", *(f"slurmd.{node}" for node in self.spec.node_names)]
+    def start(self, daemon):
+        """Start one daemon and wait until it serves (a slurmd: until it runs; it registers by itself)."""
+        kind = daemon.partition(".")[0]
+        getattr(self, f"_start_{kind}")(daemon)
 
-    def pidfile(self, daemon):
-        """Where the daemon recorded itself."""
-        return self.layout.pids / daemon
+    def stop(self, daemon, number=signal.SIGKILL):
+        """End one daemon and wait for its end; fine if it is gone."""
+        pid = self.pid(daemon)
+        if pid is not None:
+            procs.kill(pid, number)
+            if not procs.wait_for(lambda: self.pid(daemon) is None, 5):
+                raise MiniError(f"{daemon}: pid {pid} is still there 5 s after signal {number}")
 
     def pid(self, daemon):
         """The daemon's pid, or None when it is not alive."""
         return procs.alive_pid(self.pidfile(daemon))
 
-    def start(self, daemon, machine, command, environment=None):
-        """Start `command` on a host of the cluster, detached from us, and wait until it has recorded itself."""
-        self.pidfile(daemon).unlink(missing_ok=True)
-        settings = {**clean_environment(), "MINICLUSTER_PIDFILE": str(self.pidfile(daemon)), **(environment or {})}
-        with open(self.layout.output_of(daemon), "ab") as output:
-            # --fork hands the daemon to init, which reaps it whatever becomes of us.
-            words = ["setsid", "--fork", self.layout.enter, machine, *command]
-            subprocess.run(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=settings, cwd="/", check=True)
-        if not procs.wait_for(lambda: self.pid(daemon), 5, 0.005):
-            raise self.failure(daemon, "did not start")
+    def pidfile(self, daemon):
+        """Where the daemon recorded itself."""
+        return self.layout.pids / daemon
 
     def wait_until(self, daemon, ready):
-        """Wait until `ready()` holds; a daemon that dies meanwhile, or takes too long, is an error that shows its log."""
+        """Wait until `ready()` holds; it is an error, with the log shown, if the daemon dies or takes too long."""
         if not procs.wait_for(lambda: ready() or self.pid(daemon) is None, START_SECONDS):
-            raise self.failure(daemon, f"does not answer after {START_SECONDS} s")
+            raise self.failure(daemon, f"is not ready after {START_SECONDS} s")
         if self.pid(daemon) is None:
             raise self.failure(daemon, "ended while starting")
 
@@ -63,100 +73,80 @@ class Daemons:
                 return "\n".join(f"  {line}" for line in lines[-count:])
         return "  (it left no line)"
 
-    def stop(self, daemon, number=signal.SIGKILL):
-        """End one daemon and wait for it; fine if it is gone."""
-        pid = self.pid(daemon)
-        if pid is not None:
-            procs.kill(pid, number)
-            if not procs.wait_gone(self.pidfile(daemon)):
-                raise MiniError(f"{daemon}: pid {pid} is still there 5 s after signal {number}")
-
-    def start_munged(self):
-        """munged, with a key of this cluster's own."""
-        key = self.layout.munge / "key"
-        key.write_bytes(os.urandom(128))
-        key.chmod(0o400)
-        options = {"socket": self.layout.munge_socket, "key-file": key, "log-file": self.layout.log_of("munged")}
-        options |= {"pid-file": self.layout.pids / "munged.munge", "seed-file": self.layout.munge / "seed"}
-        self.start("munged", LOGIN, [host.find("munged"), "--foreground", "--force", *(f"--{key}={value}" for key, value in options.items())])
-        self.wait_until("munged", lambda: self.layout.munge_socket.exists())
-
-    def start_mariadb(self):
-        """MariaDB on a directory and socket of its own, without any network port."""
-        directory = self.layout.database
-        shutil.chown(directory, "mysql", "mysql")
-        options = [f"--datadir={directory}", "--user=mysql", *DATABASE_OPTIONS]
-        install = [host.find("mariadb-install-db"), "--no-defaults", *options, "--skip-test-db", "--auth-root-authentication-method=normal"]
-        created = self.on_login(install)
-        if created.returncode:
-            raise MiniError(f"mariadb-install-db failed:\n{created.stdout}{created.stderr}")
-        network = ["--skip-networking", f"--socket={self.layout.database_socket}", f"--pid-file={directory}/pid"]
-        self.start("mariadb", LOGIN, [host.find("mariadbd"), "--no-defaults", *options, *network, f"--log-error={self.layout.log_of('mariadb')}"])
-        self.wait_until("mariadb", lambda: self.layout.database_socket.exists())
-
-    def start_slurmdbd(self):
-        """slurmdbd, and the cluster's own record in it."""
-        # slurmdbd.conf cannot name a socket; MariaDB's client library takes it from here.
-        self.start("slurmdbd", LOGIN, [host.find("slurmdbd"), "-D"], {"MYSQL_UNIX_PORT": str(self.layout.database_socket)})
-        self.wait_until("slurmdbd", lambda: self.sacctmgr(f"add cluster {self.spec.name}").returncode == 0)
+    def on_login(self, command, **options):
+        """Run a short command on the login host; who is not root runs it here, which reaches the cluster too."""
+        prefix = [self.layout.enter, LOGIN] if os.geteuid() == 0 else []
+        settings = {**clean_environment(), "SLURM_CONF": str(self.layout.slurm_conf), "PATH": host.search_path()}
+        return subprocess.run([*prefix, *command], capture_output=True, text=True, env=settings, **options)
 
     def sacctmgr(self, *lines):
         """Run sacctmgr on some lines, one process for all."""
         return self.on_login(["sacctmgr", "-i"], input="".join(f"{line}\n" for line in lines))
 
-    def start_slurmctld(self):
-        """slurmctld, up to the point where it answers."""
-        self.start("slurmctld", LOGIN, [host.find("slurmctld"), "-D"])
-        self.wait_until("slurmctld", lambda: self.on_login(["sinfo", "-h"]).returncode == 0)
+    def check_settings(self):
+        """Have Slurm read its files before any daemon does, since every client fails on what it does not know."""
+        result = self.on_login(["scontrol", "show", "hostnames", LOGIN])
+        if "error" in result.stderr or result.returncode:
+            raise MiniError(
+                f"Slurm refuses its settings (see --set, --node-set, --partition):\n{result.stderr.rstrip()}"
+            )
 
-    def start_slurmd(self, node):
-        """slurmd on one node; it registers with slurmctld by itself."""
-        self.start(f"slurmd.{node}", node, [host.find("slurmd"), "-D"])
+    def _launch(self, daemon, command, environment=None):
+        """Start `command` on the daemon's host, detached from us, and wait until it has recorded itself."""
+        self.pidfile(daemon).unlink(missing_ok=True)
+        settings = {**clean_environment(), "MINICLUSTER_PIDFILE": str(self.pidfile(daemon)), **(environment or {})}
+        program, *words = command
+        # --fork hands the daemon to init, which reaps it whatever becomes of us.
+        words = ["setsid", "--fork", self.layout.enter, machine_of(daemon), host.find(program), *words]
+        with open(self.layout.output_of(daemon), "ab") as output:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+            subprocess.run(words, env=settings, cwd="/", check=True, **streams)
+        if not procs.wait_for(lambda: self.pid(daemon), 5, 0.005):
+            raise self.failure(daemon, "did not start")
 
-    def on_login(self, command, **options):
-        """Run a short command on the login host."""
-        settings = {**clean_environment(), "PATH": host.search_path()}
-        return subprocess.run([self.layout.enter, LOGIN, *command], capture_output=True, text=True, env=settings, **options)
+    def _start_munged(self, daemon):
+        key = self.layout.munge / "key"
+        if not key.exists():
+            key.write_bytes(os.urandom(128))
+            key.chmod(0o400)
+        files = {"socket": self.layout.munge_socket, "key-file": key, "seed-file": self.layout.munge / "seed"}
+        files |= {"pid-file": self.layout.pids / "munged.own", "log-file": "/dev/null"}
+        self._launch(
+            daemon, ["munged", "--foreground", "--force", *(f"--{key}={value}" for key, value in files.items())]
+        )
+        self.wait_until(daemon, lambda: self.on_login(["munge", "-n", "-S", self.layout.munge_socket]).returncode == 0)
 
-    def write_files(self, addresses, groups):
-        """Write configuration and directories: everything that must exist before the first daemon."""
-        for path in (self.layout.etc, self.layout.pids, self.layout.log, self.layout.spool, self.layout.gpus, self.layout.root / "sys"):
-            path.mkdir()
-        for path in (self.layout.save, self.layout.database):
-            path.mkdir(mode=0o700)
-        self.layout.munge.mkdir(mode=0o755)
-        self.layout.hosts.write_text(conf.hosts_file(addresses))
-        (self.layout.root / "cgroups").write_text("".join(f"{line}\n" for line in groups))
-        shutil.copy(Path(__file__).with_name("enter.sh"), self.layout.enter)
-        self.layout.enter.chmod(0o755)
-        self.layout.slurm_conf.write_text(conf.slurm_conf(self.spec, self.layout, addresses))
-        (self.layout.etc / "gres.conf").write_text(conf.gres_conf(self.spec, self.layout))
-        # 22.05 brought the key; older versions refuse what they do not know.
-        (self.layout.etc / "cgroup.conf").write_text(conf.cgroup_conf(self.spec, host.slurm_version() >= (22, 5)))
-        if self.spec.accounting:
-            self.layout.slurmdbd_conf.touch(0o600)
-            self.layout.slurmdbd_conf.write_text(conf.slurmdbd_conf(self.layout, addresses))
-        for i in range(self.spec.gpus):
-            os.mknod(self.layout.gpus / f"nvidia{i}", 0o666 | 0o020000, os.makedev(1, 3))
-        if self.spec.private_tmp:
-            for node in self.spec.node_names:
-                for kind in ("tmp", "shm"):
-                    (self.layout.private / node / kind).mkdir(parents=True)
-                    (self.layout.private / node / kind).chmod(0o1777)
+    def _start_mariadb(self, daemon):
+        """MariaDB on a directory and a socket of its own, without any network port."""
+        directory, socket = self.layout.database, self.layout.database_socket
+        options = ["--no-defaults", f"--datadir={directory}", *DATABASE_OPTIONS]
+        if not (directory / "mysql").exists():
+            shutil.chown(directory, "mysql", "mysql")
+            create = [*options, "--skip-test-db", "--auth-root-authentication-method=normal"]
+            created = self.on_login([host.find("mariadb-install-db"), *create])
+            if created.returncode:
+                raise MiniError(f"mariadb-install-db failed:\n{created.stdout}{created.stderr}")
+        self._launch(
+            daemon, ["mariadbd", *options, "--skip-networking", f"--socket={socket}", f"--pid-file={directory}/pid"]
+        )
+        self.wait_until(daemon, socket.exists)
 
+    def _start_slurmdbd(self, daemon):
+        """slurmdbd, and the cluster's own record in it."""
+        # slurmdbd.conf cannot name a socket; MariaDB's client library takes it from here.
+        self._launch(daemon, ["slurmdbd", "-D"], {"MYSQL_UNIX_PORT": str(self.layout.database_socket)})
+        self.wait_until(daemon, lambda: self.sacctmgr("list cluster").returncode == 0)
+        self.sacctmgr(f"add cluster {self.spec.name}")
 
-# Small files and no waiting for the disk: the database is worth nothing after `down`.
-DATABASE_OPTIONS = [
-    "--innodb-log-file-size=8M",
-    "--innodb-flush-log-at-trx-commit=0",
-    "--skip-innodb-doublewrite",
-    "--innodb-use-native-aio=0",
-    "--innodb-lock-wait-timeout=900",
-    "--skip-log-bin",
-    "--performance-schema=OFF",
-]
+    def _start_slurmctld(self, daemon):
+        self._launch(daemon, ["slurmctld", "-D"])
+        self.wait_until(daemon, lambda: self.on_login(["sinfo", "-h"]).returncode == 0)
+
+    def _start_slurmd(self, daemon):
+        self._launch(daemon, ["slurmd", "-D"])
 
 
 def clean_environment():
     """Our environment without a trace of any Slurm job or cluster that we may run in."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "SBATCH", "SRUN", "SALLOC", "SINFO", "SQUEUE"))}
+    foreign = ("SLURM", "SBATCH", "SRUN", "SALLOC", "SINFO", "SQUEUE", "SACCT")
+    return {key: value for key, value in os.environ.items() if not key.startswith(foreign)}

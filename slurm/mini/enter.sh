@@ -14,18 +14,14 @@ own_sys() { # a sysfs that shows this namespace's interfaces in /sys/class/net, 
 }
 
 own_cgroups() { # the node's groups, mounted in place of the machine's, as if they were the roots
-    local kind controllers point
-    while read -r kind controllers point; do
+    while read -r kind controllers point group; do
         umount "$point" || return
         if [ "$kind" = cgroup2 ]; then
             mount -t cgroup2 cgroup "$point" || return
-            # v2 gives controllers only to groups whose parent holds no process, and Slurm wants this very parent.
-            mkdir -p "$point/system.slice/slurmd.service" || return
-            echo $$ >"$point/system.slice/slurmd.service/cgroup.procs" || return
         else
             mount -t cgroup -o "$controllers" cgroup "$point" || return
         fi
-    done <<<"$1"
+    done <"$state/cgroups/$1"
 }
 
 if [ "$1" != --inside ]; then
@@ -37,15 +33,15 @@ if [ "$1" != --inside ]; then
     host=$1
     shift
     export SLURM_CONF="$state/etc/slurm.conf"
-    options=(--uts --mount --propagation slave)
+    spaces=(--net="/run/netns/minicluster.$name.$host")
     if [ "$host" != login ]; then
-        options+=(--cgroup)
-        while read -r kind controllers point; do
-            echo $$ >"$point/minicluster.$name/$host/cgroup.procs" || exit 1
-        done <"$state/cgroups"
+        while read -r kind controllers point group; do
+            echo $$ >"$group/cgroup.procs" || exit 1
+        done <"$state/cgroups/$host"
+        spaces+=(--cgroup="$state/cgroups/$host.namespace")
     fi
-    exec nsenter --net="/run/netns/minicluster.$name.$host" \
-        unshare "${options[@]}" /bin/bash "$state/enter" --inside "$host" "$@"
+    exec nsenter "${spaces[@]}" \
+        unshare --uts --mount --propagation slave /bin/bash "$state/enter" --inside "$host" "$@"
 fi
 
 host=$2
@@ -55,7 +51,7 @@ mount --bind "$state/hosts" /etc/hosts || exit 1
 # A site has its slurm.conf in /etc/slurm and no SLURM_CONF: programs that scrub SLURM_* must work here too.
 [ ! -d /etc/slurm ] || mount --bind "$state/etc" /etc/slurm || exit 1
 own_sys || exit 1
-[ "$host" = login ] || own_cgroups "$(<"$state/cgroups")" || exit 1
+[ "$host" = login ] || own_cgroups "$host" || exit 1
 if [ -d "$state/private/$host" ]; then
     mount --bind "$state/private/$host/tmp" /tmp && mount --bind "$state/private/$host/shm" /dev/shm || exit 1
 fi

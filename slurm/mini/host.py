@@ -42,8 +42,9 @@ def search_path():
 def find(program):
     """The full path of a program or Slurm plugin, or None."""
     if program.endswith(".so"):
-        places = (found for pattern in ("lib/*/slurm*", "lib/slurm*", "lib64/slurm*", "local/lib/slurm*") for found in Path("/usr").glob(pattern))
-        return next((str(place / program) for place in places if (place / program).exists()), None)
+        patterns = ("lib/*/slurm*", "lib/slurm*", "lib64/slurm*", "local/lib/slurm*")
+        found = (path for pattern in patterns for path in Path("/usr").glob(f"{pattern}/{program}"))
+        return next((str(path) for path in found), None)
     return shutil.which(program, path=search_path())
 
 
@@ -83,13 +84,14 @@ def slurm_version():
 def install(say):
     """Install what is missing, starting no service; does nothing when nothing is."""
     missing = missing_packages()
+    names = ", ".join(missing)
     if not missing:
         say("everything is installed already")
         return
     if os.geteuid() != 0:
-        raise MiniError(f"install: packages {', '.join(missing)} are missing, and installing needs root. Type: sudo slurm/minicluster install")
+        raise MiniError(f"install: {names} are missing, and that needs root. Type: sudo slurm/minicluster install")
     if not shutil.which("apt-get"):
-        raise MiniError(f"install: no apt-get here; install the equivalents of {', '.join(missing)} with this system's own package manager")
+        raise MiniError(f"install: there is no apt-get; install what matches {names} with this system's own tools")
     units = {"munge", "slurmctld", "slurmd", "slurmdbd", "mariadb"} if shutil.which("systemctl") else set()
     fresh = [unit for unit in sorted(units) if not Path(f"/lib/systemd/system/{unit}.service").exists()]
     with services_held_back():
@@ -99,8 +101,8 @@ def install(say):
         # The packages enable their services for the next boot; the cluster starts its own daemons.
         subprocess.run(["systemctl", "disable", unit], capture_output=True)
     if still := missing_packages():
-        raise MiniError(f"install: apt-get succeeded, but {', '.join(still)} still lack their programs; is this Debian or Ubuntu?")
-    say(f"installed {', '.join(missing)}")
+        raise MiniError(f"install: apt-get succeeded, but programs of {', '.join(still)} are still not found")
+    say(f"installed {names}")
 
 
 def apt(*words):
@@ -126,7 +128,7 @@ def services_held_back():
 
 @contextlib.contextmanager
 def locked(name, action, seconds=0.0):
-    """Hold the lock `name` for `action`; gives its descriptor, which children may inherit to keep it held until they end."""
+    """Hold the lock `name` for `action`; gives its descriptor, with which children hold the lock until they end."""
     STATE_ROOT.mkdir(mode=0o755, exist_ok=True)
     path, deadline = STATE_ROOT / f"{name}.lock", time.monotonic() + seconds
     while (file := try_lock(path)) is None:
@@ -144,7 +146,7 @@ def locked(name, action, seconds=0.0):
 
 def try_lock(path):
     """The locked, emptied file, or None while somebody else holds it."""
-    file = open(path, "a+")
+    file = open(path, "a+")  # noqa: SIM115 - it stays open as long as the lock is held
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if path.exists() and path.stat().st_ino == os.fstat(file.fileno()).st_ino:

@@ -11,7 +11,7 @@ import zlib
 from pathlib import Path
 
 from .errors import MiniError
-from .procs import namespace_of
+from .procs import checked, namespace_of
 from .spec import LOGIN
 
 RUN_NETNS = Path("/run/netns")
@@ -58,9 +58,10 @@ def build(name, addresses, keep_fds=()):
     hosts, fabric = list(addresses), netns(name, FABRIC)
     uplink = next(iter(addresses.values())).rpartition(".")[0] + f".{UPLINK_ADDRESS}"
     lines = [f"netns add {netns(name, host)}" for host in (FABRIC, *hosts)]
-    lines += [f"link add name {host} netns {fabric} type veth peer name eth0 netns {netns(name, host)}" for host in hosts]
+    pair = "link add name {} netns {} type veth peer name {} netns {}".format
+    lines += [pair(host, fabric, "eth0", netns(name, host)) for host in hosts]
     # Every pair has one end in the fabric, so that it vanishes with it.
-    lines += [f"link add name uplink netns {fabric} type veth peer name {uplink_name(name)} netns {os.getpid()}"]
+    lines += [pair("uplink", fabric, uplink_name(name), os.getpid())]
     lines += [f"addr add {uplink}/24 dev {uplink_name(name)}", f"link set {uplink_name(name)} up"]
     batch(lines, keep_fds=keep_fds)
     ports = [*hosts, "uplink"]
@@ -101,8 +102,8 @@ def limit(name, node, rate):
         if rate is not None:
             # The bucket must hold what flows between two timer ticks, and a whole segment of 64 KB.
             burst = max(65536, int(bytes_per_second(rate) / 100))
-            command = ["tc", "-n", space, "qdisc", "add", "dev", device, "root", "tbf", "rate", rate, "burst", str(burst), "latency", "50ms"]
-            checked(command)
+            words = f"qdisc add dev {device} root tbf rate {rate} burst {burst} latency 50ms"
+            checked(["tc", "-n", space, *words.split()])
 
 
 def bytes_per_second(rate):
@@ -121,11 +122,3 @@ def batch(lines, space=None, keep_fds=()):
     """Run many `ip` commands in one process, inside network namespace `space`."""
     command = ["ip", *(["-n", space] if space else []), "-batch", "-"]
     return checked(command, input="\n".join(lines) + "\n", pass_fds=keep_fds)
-
-
-def checked(command, **options):
-    """Run a command; its failure is a MiniError that shows it."""
-    result = subprocess.run(command, capture_output=True, text=True, **options)
-    if result.returncode:
-        raise MiniError(f"{' '.join(command)}: {result.stderr.strip() or 'failed'}")
-    return result.stdout

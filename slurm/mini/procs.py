@@ -4,10 +4,14 @@ A daemon is known by its pid and the instant it started, so that a recycled pid 
 cluster started, jobs' orphans included, is known by the network namespace it sits in.
 """
 
+import contextlib
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
+
+from .errors import MiniError
 
 
 def start_time(stat):
@@ -31,7 +35,7 @@ def alive_pid(pidfile):
 
 def pids():
     """Every process of this machine."""
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
 
 
 def members(namespaces):
@@ -42,7 +46,7 @@ def members(namespaces):
 def namespace_of(path):
     """What identifies a namespace file: (device, inode), or None where there is none (a zombie has none)."""
     try:
-        found = os.stat(path)
+        found = Path(path).stat()
     except OSError:
         return None
     return found.st_dev, found.st_ino
@@ -62,15 +66,8 @@ def kill_members(namespaces, seconds=10):
 
 def kill(pid, number):
     """Send a signal; a process that just ended is no error."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def wait_gone(pidfile, seconds=5):
-    """Wait until the recorded process has ended; False if it has not."""
-    return wait_for(lambda: alive_pid(pidfile) is None, seconds)
 
 
 def wait_for(ready, seconds, pause=0.03):
@@ -79,3 +76,11 @@ def wait_for(ready, seconds, pause=0.03):
     while not (answer := ready()) and time.monotonic() < deadline:
         time.sleep(pause)
     return answer
+
+
+def checked(command, **options):
+    """Run a command; its failure is a MiniError that shows it."""
+    result = subprocess.run(command, capture_output=True, text=True, **options)
+    if result.returncode:
+        raise MiniError(f"{' '.join(command)}: {result.stderr.strip() or 'failed'}")
+    return result.stdout

@@ -63,11 +63,11 @@ class Spec:
         for key, low, high in (("nodes", 1, 99), ("cpus", 1, 1024), ("gpus", 0, 64), ("memory", 64, 64 << 20)):
             value = getattr(self, key)
             if not isinstance(value, int) or not low <= value <= high:
-                raise MiniError(f"{key}={value}: must be a whole number from {low} to {high}; write for example --{key} {low}")
+                raise MiniError(f"--{key} {value}: must be a whole number from {low} to {high}; write --{key} {low}")
         if self.preempt not in ("partition", "qos", "none"):
-            raise MiniError(f"preempt={self.preempt}: unknown; write --preempt partition, --preempt qos or --preempt none")
+            raise MiniError(f"--preempt {self.preempt}: unknown; write partition, qos or none")
         if self.preempt == "qos" and not self.accounting:
-            raise MiniError("preempt=qos: QOS live in the accounting database, which --no-accounting leaves out; drop one of the two")
+            raise MiniError("--preempt qos: QOS live in the accounting database; drop --no-accounting")
         for key, value in self.settings.items():
             if key.lower() in OWNED_KEYS:
                 raise MiniError(f"--set {key}={value}: minicluster sets {key} itself; {OWNED_KEYS[key.lower()]}")
@@ -90,7 +90,7 @@ def check_name(name):
     # `mc-` + name is an interface on the host, and Linux allows 15 characters there.
     if not re.fullmatch(r"[a-z][a-z0-9-]{0,11}", name):
         raise MiniError(
-            f"name={name}: must be 1 to 12 of a-z, 0-9 and '-', starting with a letter, "
+            f"--name {name}: must be 1 to 12 of a-z, 0-9 and '-', starting with a letter, "
             f"because network interfaces are named after it; write for example --name {DEFAULT_NAME}"
         )
     return name
@@ -114,5 +114,6 @@ def partition_name(line):
     if name.lower().startswith("partitionname="):
         name = name.split("=", 1)[1]
     if not re.fullmatch(r"[\w.-]+", name) or any("=" not in word for word in words[1:]):
-        raise MiniError(f"--partition '{line}': is not a name and Key=Value pairs; write for example --partition 'debug PriorityTier=5 MaxTime=30'")
+        example = "--partition 'debug PriorityTier=5 MaxTime=30'"
+        raise MiniError(f"--partition '{line}': is not a name and Key=Value pairs; write for example {example}")
     return name
