@@ -8,6 +8,7 @@ from typing import Any
 
 from dthpc.errors import UserError
 from dthpc.rundir import RunDir, read_json
+from dthpc.slurm.client import SlurmClient
 
 _JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 
@@ -36,13 +37,21 @@ def dependency_text(cfg: Any) -> str | None:
     return ",".join(words) or None
 
 
+def unknown_jobs(cfg: Any, client: SlurmClient) -> list[UserError]:
+    """Job ids in `cluster.after` that Slurm does not know: it would cancel a job that waits for them."""
+    given = [str(word) for word in cfg.cluster.after if _JOB_ID.fullmatch(str(word))]
+    known = client.jobs(given)
+    why = "Slurm knows no such job, or no longer"
+    instead = "the id of a job that waits or runs, or the name of a run"
+    return [UserError(why, key="cluster.after", value=word, instead=instead) for word in given if word not in known]
+
+
 def _job_of(word: str, root: Path) -> str | None:
     """The job to wait for; `None` where the run has already ended well."""
-    # A run may be called like a number; a folder of that name wins.
+    if _JOB_ID.fullmatch(word):
+        return word
     folder = next((path for path in (root / word, Path(word)) if (path / "launch.json").is_file()), None)
     if folder is None:
-        if _JOB_ID.fullmatch(word):
-            return word
         raise UserError(
             f"no run of this name under {root}, no folder of a run and no job id",
             key="cluster.after",

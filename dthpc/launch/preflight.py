@@ -11,7 +11,7 @@ from typing import Any
 from dthpc.errors import UserError, UserErrors, nearest
 from dthpc.launch import containers
 from dthpc.launch.allocation import fit
-from dthpc.launch.dependencies import dependency_text
+from dthpc.launch.dependencies import dependency_text, unknown_jobs
 from dthpc.launch.request import Request, try_request
 from dthpc.launch.sbatch import option_mistakes, unknown_options
 from dthpc.launch.site import EARLY_S, NodeShape, Site, derive, unknown_partitions
@@ -137,7 +137,9 @@ def _dependency(case: _Case) -> Iterator[Verdict]:
     except UserError as found:
         yield error("dependency", found)
     else:
-        if text:
+        unknown = unknown_jobs(case.cfg, case.client)
+        yield from (error("dependency", one) for one in unknown)
+        if text and not unknown:
             yield ok("dependency", text)
 
 

@@ -23,7 +23,7 @@ _CAUSES: list[tuple[str, str, str | None, str]] = [
     ("reservation", "cluster.reservation", "reservation", "name one that `scontrol show reservation` lists"),
     ("invalid node name|node name specified", "cluster.nodelist", "nodelist", "name nodes that `sinfo -N` lists"),
     ("memory specification|memory required|--mem", "cluster.memory", "mem", "ask for less than a node has"),
-    ("dependency", "cluster.after", "dependency", "name a run or job that Slurm still knows"),
+    ("dependency", "cluster.after or cluster.dependency", "dependency", "name a run or job that Slurm still knows"),
     ("gres|TRES|generic resource", "cluster.gpus_per_node", "gpus-per-node", "GPUs are in `sinfo -o '%N %G'`"),
     ("more processors requested", "cluster.cpus_per_task", "cpus-per-task", "ask for fewer tasks or cores a node"),
     ("node count", "cluster.nodes", "nodes", "ask for fewer nodes"),
@@ -42,7 +42,7 @@ def explain_refusal(said: str, options: Mapping[str, Any], site: Site | None = N
         options: the options of the submission, by long name (`-` or `_`).
         site: the site, whose partitions are suggested.
     """
-    text = " ".join(line.removeprefix("sbatch: error: ").strip() for line in said.strip().splitlines())
+    text = "; ".join(re.sub(r"^sbatch: (error: )?", "", line.strip()) for line in said.strip().splitlines())
     given = {name.replace("_", "-"): value for name, value in options.items()}
     unknown = re.search(r"(?:unrecognized|invalid|ambiguous) option (?:--|'--)([a-z-]+)", text)
     if unknown:

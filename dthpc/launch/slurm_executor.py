@@ -82,7 +82,7 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
         """Submit runs, whose plans are stored already; the jobs come in the order of the plans.
 
         Raises:
-            UserError: sbatch refuses; nothing of this call stays submitted then.
+            UserError: sbatch refuses; nothing of this call stays submitted, and no script of it stays behind.
         """
         jobs: dict[int, SlurmJob] = {}
         try:
@@ -93,8 +93,6 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
         except BaseException:
             for job_id in {job.job_id.split("_")[0] for job in jobs.values()}:
                 self.client.cancel(job_id)
-            for run, _ in plans:
-                forget(run)
             raise
         return [jobs[index] for index in range(len(plans))]
 
@@ -109,7 +107,7 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
         self._check_array_size(len(members))
         self.folder = first.path.parent / ".sweeps" / f"{first.name}-{uuid.uuid4().hex[:8]}"
         index = self.folder / "index.json"
-        write_json(index, [str(run.path) for run, _ in members])
+        write_json(index, {"runs": [str(run.path) for run, _ in members]})
         parameters = script_parameters(plan)
         parameters["additional_parameters"]["output"] = file_pattern(self.folder, "%A_%a.log")
         self.parameters = {
@@ -121,7 +119,7 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
         try:
             job = self._submit(f"exec {shlex.join(words)}")
         except BaseException:
-            shutil.rmtree(self.folder)
+            shutil.rmtree(self.folder, ignore_errors=True)
             raise
         return [SlurmJob(self.folder, f"{job.job_id}_{task}") for task in range(len(members))]
 
@@ -158,6 +156,8 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
         for path in scripts:
             path.unlink()
         if not submitted:
+            with contextlib.suppress(OSError):  # other submissions of the run lie there
+                self.folder.rmdir()
             raise explain_refusal(answer.errors, self.parameters["additional_parameters"], self.site)
         job: SlurmJob = submitted[0]
         return job
@@ -179,17 +179,6 @@ class SlurmExecutor(submitit_slurm.SlurmExecutor):
     def _num_tasks(self) -> int:
         # The ranks are tasks of the keeper's srun, and no business of submitit's.
         return 1
-
-
-def forget(run: RunDir) -> None:
-    """Take back what was stored for a run that was never submitted; one that has a history keeps everything."""
-    if run.events.exists() or run.attempts.exists():
-        return
-    for path in (run.launch, run.config):
-        path.unlink(missing_ok=True)
-    for folder in (run.submissions, run.path):
-        with contextlib.suppress(OSError):  # it holds something of somebody else's, or was never made
-            folder.rmdir()
 
 
 def batch_script(run: RunDir, plan: LaunchPlan) -> str:
