@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dthpc.data.files import TextFile, unreadable
@@ -30,9 +31,14 @@ def short_digest(*parts: str) -> str:
 class DigestStore:
     """Digests of files, kept in one JSON file for each listing of files."""
 
-    def __init__(self, folder: Path) -> None:
-        """Keep the digests in a folder, which is made when there is something to keep and it can be."""
-        self._folder = folder
+    def __init__(self, folder: Path, settled_s: float = SETTLED_S) -> None:
+        """Keep the digests in a folder, which is made when there is something to keep and it can be.
+
+        Args:
+            folder: the folder.
+            settled_s: age in seconds that a file must have for its digest to be remembered.
+        """
+        self._folder, self._settled_s = folder, settled_s
 
     def of(self, files: Sequence[TextFile], listing: str) -> list[str]:
         """Content digests of files, in their order.
@@ -53,16 +59,23 @@ class DigestStore:
         return [known[file.name][1] for file in files]
 
     def _complete(self, files: Sequence[TextFile], memory: Path) -> dict[str, tuple[list[int], str]]:
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            with exclusive(memory.with_suffix(".lock")):
-                known = _digest_missing(files, _load(memory))
-                _store(memory, known, files)
-                return known
-        except OSError:
+        with contextlib.ExitStack() as held:
             # Remembering only saves time, so a cache that cannot be written to is no reason to stop here.
-            logger.debug("digests are not remembered in %s", self._folder, exc_info=True)
-            return _digest_missing(files, _load(memory))
+            with _unremembered(self._folder):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(exclusive(memory.with_suffix(".lock")))
+            known = _digest_missing(files, _load(memory))
+            with _unremembered(self._folder):
+                _store(memory, known, files, time.time() - self._settled_s)
+            return known
+
+
+@contextlib.contextmanager
+def _unremembered(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        logger.debug("digests of files are not remembered in %s: %s", folder, error)
 
 
 def _remembered(known: dict[str, tuple[list[int], str]], file: TextFile) -> bool:
@@ -99,9 +112,8 @@ def _load(memory: Path) -> dict[str, tuple[list[int], str]]:
     return stored if isinstance(stored, dict) else {}
 
 
-def _store(memory: Path, known: dict[str, tuple[list[int], str]], files: Iterable[TextFile]) -> None:
-    settled = (time.time() - SETTLED_S) * 1e9
-    kept = {file.name: known[file.name] for file in files if max(file.identity[1:3]) < settled}
+def _store(memory: Path, known: dict[str, tuple[list[int], str]], files: Iterable[TextFile], settled: float) -> None:
+    kept = {file.name: known[file.name] for file in files if max(file.identity[1:3]) < settled * 1e9}
     descriptor, partial = tempfile.mkstemp(dir=memory.parent, prefix=f".{memory.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:

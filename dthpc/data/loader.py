@@ -83,11 +83,7 @@ class StepLoader(Iterator[StepBatch]):
             UserError: the data set is empty.
         """
         if not len(dataset):
-            raise UserError(
-                "the training data set has no samples",
-                key="data",
-                instead="more text, or a smaller train.seq_len",
-            )
+            raise UserError("the data set has no samples", key="data", instead="a data set that is not empty")
         self.consumed = start_sample
         """Global samples consumed by the steps that were handed out."""
         self.waited_s = 0.0
@@ -96,27 +92,35 @@ class StepLoader(Iterator[StepBatch]):
         self._rank, self._size, self._total = dp_rank, dp_size, total_samples
         self._pin = torch.cuda.is_available() if pin_memory is None else pin_memory
         self._planned = start_sample
-        self._ahead: deque[tuple[int, Future[tuple[Any, Any]]]] = deque()
+        self._closed = False
+        self._ahead: deque[Future[tuple[Any, Any]]] = deque()
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="dthpc-loader") if workers else None
-        self._depth = workers * prefetch
+        self._depth = workers * max(prefetch, 1)
         self._plan_ahead()
 
     def __iter__(self) -> StepLoader:
         return self
 
     def __next__(self) -> StepBatch:
-        """The next step's batch; raises whatever the data set raised."""
+        """The next step's batch.
+
+        Raises:
+            ValueError: the loader is closed.
+            Exception: whatever the data set raised; the loader is closed then.
+        """
         began = time.perf_counter()
-        if self._ahead:
-            stop, future = self._ahead.popleft()
-            inputs, targets = future.result()
-            self._plan_ahead()
-        else:
-            start, stop = self._planned, self._stop_after(self._planned)
-            if self._pool is not None or stop <= start:
-                raise StopIteration
-            self._planned = stop
-            inputs, targets = self._load(start, stop)
+        if self._closed:
+            raise ValueError("the loader is closed")
+        start, stop = self.consumed, self._stop_after(self.consumed)
+        if stop <= start:
+            raise StopIteration
+        try:
+            inputs, targets = self._ahead.popleft().result() if self._pool else self._load(start, stop)
+        except BaseException:
+            # Going on would pass over the samples of this step.
+            self.close()
+            raise
+        self._plan_ahead()
         waited = time.perf_counter() - began
         self.consumed = stop
         self.waited_s += waited
@@ -131,9 +135,9 @@ class StepLoader(Iterator[StepBatch]):
         self.close()
 
     def close(self) -> None:
-        """Stop loading and end the threads; what was loaded ahead is dropped and may be loaded again by another loader."""
+        """Stop loading and end the threads; what was loaded ahead is dropped."""
+        self._closed = True
         self._ahead.clear()
-        self._total = self._planned
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
@@ -143,7 +147,7 @@ class StepLoader(Iterator[StepBatch]):
             if stop <= start:
                 return
             self._planned = stop
-            self._ahead.append((stop, self._pool.submit(self._load, start, stop)))
+            self._ahead.append(self._pool.submit(self._load, start, stop))
 
     def _stop_after(self, start: int) -> int:
         stop = start + self._batch
@@ -206,7 +210,8 @@ def _pair(sample: Any) -> tuple[Any, Any]:
 
 def _stack(values: list[Any], padding: int) -> Any:
     if all(isinstance(value, (torch.Tensor, np.ndarray)) and value.ndim for value in values):
-        tensors = [torch.as_tensor(value) for value in values]
+        # Arrays are copied, since torch cannot hold those that are read-only, such as memory maps.
+        tensors = [torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value for value in values]
         if len({tensor.shape for tensor in tensors}) > 1:
             return pad_sequence(tensors, batch_first=True, padding_value=padding)
         return torch.stack(tensors)

@@ -48,11 +48,22 @@ ABANDONED_AFTER_S = 24 * 3600.0
 
 
 def default_cache_dir() -> Path:
-    """`$DTHPC_CACHE`, or `dthpc` in `$XDG_CACHE_HOME` or in `~/.cache`."""
+    """`$DTHPC_CACHE`, or `dthpc` in `$XDG_CACHE_HOME` or in `~/.cache`.
+
+    Raises:
+        UserError: there is none of them.
+    """
     own = os.environ.get("DTHPC_CACHE")
     if own:
         return Path(own).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "dthpc"
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base:
+        return Path(base).absolute() / "dthpc"
+    try:
+        return Path.home() / ".cache" / "dthpc"
+    except RuntimeError:
+        why = "there is no home folder to keep packed text in"
+        raise UserError(why, key="data.cache_dir", instead="data.cache_dir=FOLDER or DTHPC_CACHE") from None
 
 
 @dataclass(frozen=True)
@@ -121,17 +132,16 @@ class PackedCache:
         rule = json.dumps([FORMAT, valid_fraction, shard_tokens])
         key = short_digest(rule, snapshot.fingerprint, tokenizer.fingerprint)
         folder = self.folder / "packed" / key
-        packed = open_packed(folder)
-        if packed is not None:
-            return packed
         with self._blamed():
+            packed = open_packed(folder)
+            if packed is not None:
+                return packed
             folder.parent.mkdir(parents=True, exist_ok=True)
             with exclusive(folder.with_suffix(".lock"), ready=lambda: open_packed(folder) is not None):
-                packed = open_packed(folder)
-                if packed is None:
+                if open_packed(folder) is None:
                     discard(folder)
                     _build(folder, snapshot, tokenizer, valid_fraction, shard_tokens)
-            packed = packed or open_packed(folder)
+            packed = open_packed(folder)
         if packed is None:
             raise UserError("what was packed vanished at once", key="data.cache_dir", value=self.folder)
         return packed
@@ -268,7 +278,7 @@ def _pack(
     written = _write_splits(folder, snapshot, tokenizer, valid_fraction, shard_tokens)
     if not all(facts["bytes"] for facts in written.splits.values()):
         if not written.lowest < written.highest:
-            raise _too_small(snapshot)
+            raise _too_small(snapshot, written)
         # Few documents can all fall on one side. Then the one nearest to the border changes sides.
         none_held_out = not written.splits["valid"]["bytes"]
         border = math.nextafter(written.lowest, 1.0) if none_held_out else written.highest
@@ -310,11 +320,14 @@ def _write_splits(folder: Path, snapshot: Snapshot, tokenizer: Tokenizer, border
     return _Written(splits, {split: writer.bigrams for split, writer in writers.items()}, lowest, highest)
 
 
-def _too_small(snapshot: Snapshot) -> UserError:
+def _too_small(snapshot: Snapshot, written: _Written) -> UserError:
     facts = snapshot.describe()
+    key = "data.source.path" if "path" in facts else "data.source"
+    if not any(split["bytes"] for split in written.splits.values()):
+        return UserError("there is no text in it", key=key, value=facts.get("path"), instead="a source with text")
     return UserError(
-        "the text is too small to be split into training and held-out parts: it has one document or block only",
-        key="data.source.path" if "path" in facts else "data.source",
+        "the text cannot be split into a training and a held-out part, since it is a single document or block",
+        key=key,
         value=facts.get("path"),
         instead="more documents, or a longer text",
     )

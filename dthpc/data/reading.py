@@ -27,7 +27,7 @@ def text_pieces(file: TextFile, size: int = LONGEST_PIECE) -> Iterator[bytes]:
 
     Args:
         file: the file; its byte order mark, if any, is dropped.
-        size: bytes a piece has at least (the last one excepted); it has at most 64 KiB more.
+        size: bytes a piece has at least (the last one excepted); it has at most twice as many and 64 KiB more.
 
     Raises:
         UserError: the file cannot be read or is not UTF-8 text; the message names it and the offset.
@@ -36,7 +36,7 @@ def text_pieces(file: TextFile, size: int = LONGEST_PIECE) -> Iterator[bytes]:
     try:
         with _open(file) as stream:
             while piece := stream.read(size):
-                piece += stream.readline(LONGEST_LINE_AFTER_PIECE)
+                piece += stream.readline(min(size, LONGEST_LINE_AFTER_PIECE))
                 while 0x80 <= _next_byte(stream) < 0xC0:
                     piece += stream.read(1)
                 _require_text(file, piece, offset)

@@ -50,7 +50,8 @@ def sample_indices(seed: int, n: int, g: npt.ArrayLike) -> npt.NDArray[np.int64]
     if numbers.size and numbers.min() < 0:
         raise ValueError("global sample numbers are not negative")
     flat = numbers.ravel()
-    keys = _mix(_mix(_words(flat // n)) ^ _mix(_words(np.array([seed & _WORD], dtype=np.uint64))))
+    # Mixing the seed alone first keeps (seed, epoch) pairs such as (0, 1) and (1, 0) apart.
+    keys = _mix(_mix(np.array([seed & _WORD], dtype=np.uint64)) + _words(flat // n))
     values = _words(flat % n)
     half = max(SMALLEST_HALF, ((n - 1).bit_length() + 1) // 2)
     values = _feistel(values, keys, half)

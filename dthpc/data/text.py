@@ -90,13 +90,14 @@ class TextData:
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self.seq_len, self.valid_fraction, self.max_train_tokens = seq_len, valid_fraction, max_train_tokens
         self.shard_tokens = shard_tokens
-        self.cache_dir = default_cache_dir() if cache_dir is None else Path(cache_dir).expanduser().absolute()
+        self.cache_dir = cache_dir
         self._packed: PackedText | None = None
+        self._source_facts: dict[str, Any] = {}
 
     def check(self) -> list[UserError]:
         """Mistakes that can be seen cheaply, those of the source included."""
         wrong = [
-            ("data.seq_len", self.seq_len, self.seq_len >= 1, "at least 1"),
+            ("train.seq_len", self.seq_len, self.seq_len >= 1, "at least 1"),
             (
                 "data.valid_fraction",
                 self.valid_fraction,
@@ -125,8 +126,10 @@ class TextData:
             UserError: a parameter is out of range, the text cannot be read or split, or the cache cannot be written.
         """
         raise_together(self.check())
-        cache = PackedCache(self.cache_dir)
+        chosen = self.cache_dir
+        cache = PackedCache(default_cache_dir() if chosen is None else Path(chosen).expanduser().absolute())
         snapshot = self.source.snapshot(cache.digests)
+        self._source_facts = snapshot.describe()
         self._packed = cache.get(snapshot, self.tokenizer, self.valid_fraction, self.shard_tokens)
 
     @property
@@ -176,7 +179,7 @@ class TextData:
             split: {fact: facts[fact] for fact in ("tokens", "bytes", "documents")}
             for split, facts in index["splits"].items()
         }
-        source = dict(index["source"])
+        source = dict(self._source_facts)
         return {
             "warnings": source.pop("warnings", []),
             "source": source,
