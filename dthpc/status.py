@@ -14,12 +14,11 @@ from typing import TextIO
 from dthpc.errors import UserError, nearest
 from dthpc.launch.follow import follow
 from dthpc.launch.report import SCHEMA, STATES, RunReport
-from dthpc.launch.survey import LOG_LINES, Jobs, find_runs, is_run, job_ids, last_lines, survey
+from dthpc.launch.survey import LOG_LINES, Jobs, find_runs, is_run, job_ids, last_lines, quick_client, survey
 from dthpc.launch.view import print_detail, print_overview
 from dthpc.monitor.summary import short_path
 from dthpc.monitor.table import print_lines
 from dthpc.rundir import RunDir
-from dthpc.slurm.client import SlurmClient
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -76,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(arguments: argparse.Namespace, out: TextIO) -> int:
-    slurm = _slurm()
+    slurm = quick_client()
     if not arguments.runs:
         return _show_all(arguments, slurm, out)
     runs = [_find(word, arguments.root) for word in arguments.runs]
@@ -117,11 +116,6 @@ def _print_json(reports: list[RunReport], root: Path, out: TextIO) -> None:
     value = {"schema": SCHEMA, "time": round(time.time(), 3), "root": os.path.abspath(root), "runs": runs}
     out.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
     out.flush()
-
-
-def _slurm() -> SlurmClient:
-    """Slurm, asked with little patience: the run's own records tell most without it."""
-    return SlurmClient(timeout_s=10.0, patience_s=5.0)
 
 
 def _find(word: str, root: Path) -> RunDir:

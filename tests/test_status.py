@@ -142,6 +142,7 @@ def test_json_has_a_stable_schema(root: Path, capsys: pytest.CaptureFixture[str]
                 "silent_s": "NoneType",
                 "submitted": "float",
                 "updated": "float",
+                "awaits_start": "bool",
                 "pending": "NoneType",
                 "checkpoint": "NoneType",
                 "rejected": [],
@@ -149,6 +150,7 @@ def test_json_has_a_stable_schema(root: Path, capsys: pytest.CaptureFixture[str]
                     {
                         "number": "int",
                         "job_id": "NoneType",
+                        "pid": "int",
                         "restart_count": "int",
                         "nodes": ["str"],
                         "started": "float",

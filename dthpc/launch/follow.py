@@ -186,11 +186,11 @@ class _Follower:
 
     def _may_still_come(self) -> bool:
         """Whether a run that looks over may only be between two processes."""
-        if self._local() and (self.report.state == "lost" or self.progress.awaits_start):
-            grace = START_S if not self.report.attempts or self.progress.awaits_start else LOOK_S * 5
-            started = self.job is not None and self.job.done()
-            return not started and time.monotonic() - (self.lost_since or self.began) < grace
-        return self.lost_since is not None and time.monotonic() - self.lost_since < START_S
+        if self.lost_since is None or (self._local() and self.job is not None and self.job.done()):
+            return False
+        starts = self.report.awaits_start or not self.report.attempts
+        grace = START_S if starts or not self._local() else LOOK_S * 5
+        return time.monotonic() - self.lost_since < grace
 
     def _keeper(self) -> tuple[Keeper, int | None]:
         try:

@@ -27,6 +27,9 @@ class AttemptReport:
     job_id: str | None = None
     """Slurm job."""
 
+    pid: int | None = None
+    """Process of its keeper, on the first of its nodes."""
+
     restart_count: int | None = None
     """How often Slurm had restarted the job."""
 
@@ -178,6 +181,9 @@ class RunReport:
 
     updated: float | None = None
     """Time of the newest event, unix seconds."""
+
+    awaits_start: bool = False
+    """Whether no attempt has begun since the newest submission."""
 
     pending: PendingReport | None = None
     """For a job that waits in Slurm's queue."""

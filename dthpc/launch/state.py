@@ -36,8 +36,8 @@ class Evidence:
     last: AttemptReport | None
     """The newest attempt."""
 
-    resubmitted: bool = False
-    """Whether the run was submitted again after its newest attempt began."""
+    awaits_start: bool = False
+    """Whether no attempt has begun since the newest submission."""
 
     already_finished: bool = False
     """Whether the submitted configuration had already been trained to its end, so that there was nothing to do."""
@@ -85,9 +85,9 @@ def judge(evidence: Evidence) -> Verdict:
     return _judge_local(evidence)
 
 
-def recorded_end(last: AttemptReport | None, resubmitted: bool) -> Verdict | None:
+def recorded_end(last: AttemptReport | None, awaits_start: bool) -> Verdict | None:
     """The end that the run itself recorded, if its newest attempt was its last and it was not submitted again since."""
-    if last is None or resubmitted or last.decision is None or last.decision in RESTARTS:
+    if last is None or awaits_start or last.decision is None or last.decision in RESTARTS:
         return None
     if last.decision == "finish":
         return Verdict("finished", last.reason)
@@ -100,14 +100,14 @@ def recorded_end(last: AttemptReport | None, resubmitted: bool) -> Verdict | Non
 
 
 def _end(evidence: Evidence) -> Verdict | None:
-    if evidence.resubmitted and evidence.already_finished:
+    if evidence.awaits_start and evidence.already_finished:
         return Verdict("finished", "it was finished before it was submitted again; nothing was left to do")
-    return recorded_end(evidence.last, evidence.resubmitted)
+    return recorded_end(evidence.last, evidence.awaits_start)
 
 
 def _waits_for_restart(evidence: Evidence) -> bool:
     last = evidence.last
-    return last is not None and not evidence.resubmitted and last.decision in RESTARTS
+    return last is not None and not evidence.awaits_start and last.decision in RESTARTS
 
 
 def _judge_local(evidence: Evidence) -> Verdict:
@@ -116,15 +116,15 @@ def _judge_local(evidence: Evidence) -> Verdict:
         if _waits_for_restart(evidence):
             assert evidence.last is not None
             return Verdict("requeued", evidence.last.reason)
-        if evidence.last is None or evidence.resubmitted:
-            return Verdict("pending", "the keeper is starting")
+        if evidence.last is None or evidence.awaits_start:
+            return Verdict("pending", "its keeper has not come to it yet")
         return _at_work(evidence)
     end = _end(evidence)
     if end is not None:
         return end
     if evidence.keeper is Keeper.UNKNOWN and evidence.last is not None and evidence.last.ended is None:
         return Verdict("running", None, "it runs on another machine, so whether its process still lives is not known")
-    if evidence.last is None or evidence.resubmitted:
+    if evidence.last is None or evidence.awaits_start:
         return Verdict("lost", "it was submitted, but its keeper never started or died before its first record")
     if _waits_for_restart(evidence):
         return Verdict("lost", f"it was to start again, but its keeper is gone ({evidence.last.reason or 'no reason'})")
@@ -161,7 +161,7 @@ def _judge_slurm(evidence: Evidence) -> Verdict:
 
 def _judge_queued(evidence: Evidence, job: JobRecord) -> Verdict:
     reason = job.reason or "no reason given"
-    end = recorded_end(evidence.last, evidence.resubmitted)
+    end = recorded_end(evidence.last, evidence.awaits_start)
     conflict = f"Slurm will start it again, but its records say {end.state}" if end is not None else None
     if reason in _HELD or reason.startswith("launch_failed") or job.state in ("REQUEUE_HOLD", "SPECIAL_EXIT"):
         return Verdict(
@@ -169,7 +169,7 @@ def _judge_queued(evidence: Evidence, job: JobRecord) -> Verdict:
         )
     if reason == "DependencyNeverSatisfied":
         return Verdict("held", "it waits for a run that has failed (DependencyNeverSatisfied); cancel it with scancel")
-    if evidence.last is not None and (not evidence.resubmitted or evidence.last.decision == "resubmit"):
+    if evidence.last is not None and (not evidence.awaits_start or evidence.last.decision == "resubmit"):
         ended = (
             f"; attempt {evidence.last.number} ended: {evidence.last.reason or evidence.last.cause or 'not recorded'}"
         )
@@ -216,12 +216,12 @@ def _judge_without_job(evidence: Evidence) -> Verdict:
             return Verdict(
                 "requeued", evidence.last.reason if evidence.last else None, f"by its records alone: {trouble}"
             )
-        if evidence.last is None or evidence.resubmitted:
+        if evidence.last is None or evidence.awaits_start:
             return Verdict("pending", None, f"by its records alone: {trouble}")
         verdict = _at_work(evidence)
         return Verdict(verdict.state, verdict.why, f"by its records alone: {trouble}")
     job = f"Slurm does not know job {evidence.job_id}" if evidence.job_id else "no Slurm job is recorded for it"
-    if evidence.last is None or evidence.resubmitted:
+    if evidence.last is None or evidence.awaits_start:
         return Verdict("lost", f"it never started, and {job}")
     if _waits_for_restart(evidence):
         return Verdict("lost", f"it was to start again ({evidence.last.reason}), but {job}", f"{job}, its records wait")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 from dthpc.checkpoint.manifest import latest_verified
 from dthpc.errors import UserError
-from dthpc.launch.lock import read_holder
+from dthpc.launch.lock import process_start, read_holder
 from dthpc.launch.report import AttemptReport, CheckpointReport, FailureReport, PendingReport, RunReport
 from dthpc.launch.state import Evidence, Keeper, judge, recorded_end
 from dthpc.monitor.progress import KINDS, Progress, fold
@@ -23,12 +23,14 @@ from dthpc.resilience.attempts import Attempt, is_finished, read_attempts
 from dthpc.resilience.outcome import EXIT_FINISHED, first_failure, read_records
 from dthpc.resilience.stop import EXIT_STOPPED
 from dthpc.rundir import AttemptDir, RunDir, read_json
+from dthpc.slurm.client import SlurmClient
 from dthpc.slurm.records import JobRecord
 
 LOG_LINES = 12
 """Last lines of a failed rank's log that are shown."""
 
 _MARKS = ("launch.json", "events.jsonl", "attempts")
+_SUBMIT_S = 60.0
 _SHORT_SEARCH = 1024 * 1024
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -55,7 +57,6 @@ class _Notes:
     report: RunReport
     progress: Progress = field(default_factory=Progress)
     events: list[dict[str, Any]] = field(default_factory=list)
-    resubmitted: bool = False
     finished: bool = False
 
     @property
@@ -66,7 +67,12 @@ class _Notes:
     @property
     def over(self) -> bool:
         """Whether the run's own records say that it has ended."""
-        return recorded_end(self.last, self.resubmitted) is not None
+        return recorded_end(self.last, self.report.awaits_start) is not None
+
+
+def quick_client() -> SlurmClient:
+    """Slurm, asked with little patience: whoever looks at a run should not wait for a controller that is away."""
+    return SlurmClient(timeout_s=10.0, patience_s=2.0)
 
 
 def find_runs(root: Path) -> list[RunDir]:
@@ -140,9 +146,8 @@ def _read(run: RunDir, detail: bool) -> _Notes:
     report.job_id = progress.job_id or (last.job_id if last else None)
     report.kind = text(plan.get("kind")) if isinstance(plan, dict) else progress.launcher
     report.submitted = progress.submitted
-    started_since = last is not None and (progress.attempt is None or last.number > progress.attempt)
-    note.resubmitted = progress.awaits_start and not started_since
-    note.finished = bool(note.resubmitted and _guard(report, run.config, lambda: is_finished(run, attempts)))
+    report.awaits_start = progress.submitted is not None and not _begun(progress, last)
+    note.finished = bool(report.awaits_start and _guard(report, run.config, lambda: is_finished(run, attempts)))
     return note
 
 
@@ -153,8 +158,8 @@ def _judge(note: _Notes, jobs: dict[str, JobRecord] | None, trouble: str | None,
         Evidence(
             kind=report.kind,
             last=note.last,
-            resubmitted=note.resubmitted,
-            already_finished=note.resubmitted and note.finished,
+            awaits_start=report.awaits_start,
+            already_finished=note.finished,
             stop_signal=progress.stop_signal,
             trained=progress.train_end is not None,
             keeper=_keeper(note) if report.kind != "slurm" else Keeper.UNKNOWN,
@@ -177,7 +182,43 @@ def _judge(note: _Notes, jobs: dict[str, JobRecord] | None, trouble: str | None,
             report.pending = PendingReport(job.reason, _moment(job.start_time))
 
 
+def _begun(progress: Progress, last: AttemptReport | None) -> bool:
+    """Whether the newest attempt belongs to the newest submission.
+
+    The order of their events does not tell: a keeper may have begun before its submitter wrote that there is one.
+    """
+    if last is None:
+        return False
+    if progress.attempt is None or last.number > progress.attempt:
+        return True
+    if progress.keeper_pid is not None:
+        return last.pid == progress.keeper_pid
+    return progress.submitted_job is not None and last.job_id == progress.submitted_job
+
+
 def _keeper(note: _Notes) -> Keeper:
+    """Whether the keeper of the run lives; one that has just started, or keeps other runs of a sweep first, does."""
+    found = _lock_holder(note)
+    submitted, pid = note.progress.submitted, note.progress.keeper_pid
+    if found is Keeper.GONE and note.report.awaits_start and submitted is not None and pid is not None:
+        began = process_began(pid)
+        if began is not None and submitted - _SUBMIT_S < began < submitted + 1:
+            return Keeper.ALIVE
+    return found
+
+
+def process_began(pid: int) -> float | None:
+    """When a living process of this machine began, in Unix seconds; `None` if there is none."""
+    ticks = process_start(pid)
+    try:
+        stat = Path("/proc/stat").read_text(encoding="ascii")
+        boot = next(float(line.split()[1]) for line in stat.splitlines() if line.startswith("btime "))
+        return boot + float(ticks) / os.sysconf("SC_CLK_TCK") if ticks is not None else None
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
+def _lock_holder(note: _Notes) -> Keeper:
     try:
         found = _guard(note.report, note.run.lock, lambda: keeper_of(note.run)[0])
     except UserError as error:
@@ -324,6 +365,7 @@ def _attempt(attempt: Attempt) -> AttemptReport:
     return AttemptReport(
         number=attempt.number,
         job_id=text(attempt.job_id),
+        pid=integer(attempt.start.get("pid")),
         restart_count=integer(attempt.start.get("restart_count")),
         nodes=_nodes(attempt.start.get("nodes")),
         started=number(attempt.start.get("time")),

@@ -93,14 +93,17 @@ class Progress:
     job_id: str | None = None
     """Slurm job of the newest attempt or submission."""
 
+    submitted_job: str | None = None
+    """Slurm job of the newest submission."""
+
+    keeper_pid: int | None = None
+    """Process that the newest submission started, where that was not Slurm's business."""
+
     launcher: str | None = None
     """`local`, `slurm` or `allocation`."""
 
     submitted: float | None = None
     """Time of the newest submission, unix seconds."""
-
-    awaits_start: bool = False
-    """Whether no attempt has started since the newest submission."""
 
     attempt: int | None = None
     """Newest attempt."""
@@ -163,16 +166,19 @@ class Progress:
 
     def _on_run_submitted(self, event: dict[str, Any], moment: float | None) -> None:
         self.submitted = moment
-        self.awaits_start = True
         self.attempt_end = self.stop_signal = self.train_end = None
         launcher = text(event.get("launcher"))
         if launcher in ("local", "slurm", "allocation"):
             self.launcher = launcher  # a keeper that submits its own continuation names itself otherwise
-        self.job_id = text(event.get("job_id")) or self.job_id
+        self.keeper_pid = self.submitted_job = None
+        if launcher in ("local", "allocation"):
+            self.keeper_pid = integer(event.get("job_id"))
+        else:
+            self.submitted_job = text(event.get("job_id"))
+            self.job_id = self.submitted_job or self.job_id
 
     def _on_attempt_start(self, event: dict[str, Any], moment: float | None) -> None:
         self.job_id = text(event.get("job_id")) or self.job_id
-        self.awaits_start = False
         self.attempt_end = self.stop_signal = self.train_end = None
         self.step_time = self.tokens_per_s = self.data_wait = None
         self._pace.clear()

@@ -11,6 +11,9 @@ from dthpc.monitor.events import EventLog
 from dthpc.resilience.outcome import RankRecord
 from dthpc.rundir import RunDir, write_json
 
+DEAD_PID = 2**22 + 1
+"""Higher than any process id of Linux."""
+
 
 class Records:
     """Writes the records of one run, step by step, as a test tells the story."""
@@ -34,15 +37,23 @@ class Records:
         self.events = EventLog(self.run.events)
         self.number = -1
         self.job_id: str | None = None
+        self.pid = DEAD_PID
 
-    def submit(self, job_id: str | None = None) -> Records:
-        self.job_id = job_id
-        self.events.write("run_submitted", job_id=job_id, launcher=self.kind)
+    def submit(self, job_id: str | None = None, pid: int | None = None) -> Records:
+        """As the door does: a Slurm job, or else the process of a keeper, which is dead unless told otherwise."""
+        self.job_id, self.pid = job_id, pid or DEAD_PID
+        self.events.write("run_submitted", job_id=job_id or str(self.pid), launcher=self.kind)
         return self
 
     def start(self, total: int = 200, resumed_from: int | None = None, ago: float = 60.0) -> Records:
         self.number += 1
-        start = {"job_id": self.job_id, "restart_count": self.number, "nodes": ["n1"], "time": time.time() - ago}
+        start = {
+            "job_id": self.job_id,
+            "pid": self.pid,
+            "restart_count": self.number,
+            "nodes": ["n1"],
+            "time": time.time() - ago,
+        }
         write_json(self.run.attempt(self.number).start, start)
         shown = {"job_id": self.job_id, "nodes": ["n1"], "restart_count": self.number}
         self.write("attempt_start", **shown)

@@ -52,7 +52,6 @@ def prepare(root: Path, **story: Any) -> RunDir:
         max_attempts_without_progress=1,
     ).write(run)
     (run.path / "story.json").write_text(json.dumps(story))
-    EventLog(run.events).write("run_submitted", job_id=None, launcher="local")
     return run
 
 
@@ -65,6 +64,7 @@ def keep() -> Iterator[Callable[[RunDir], subprocess.Popen[bytes]]]:
         command = [sys.executable, "-m", "dthpc.launch.keeper", str(run.path)]
         with open(run.path / "keeper.log", "wb") as log:
             started.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
+        EventLog(run.events).write("run_submitted", job_id=str(started[-1].pid), launcher="local")
         return started[-1]
 
     yield start
@@ -164,6 +164,7 @@ def test_a_keeper_that_dies_at_once_is_told(tmp_path: Path) -> None:
     run, out = prepare(tmp_path, steps=30), io.StringIO()
     process = subprocess.Popen(["false"])
     process.wait()
+    EventLog(run.events).write("run_submitted", job_id=str(process.pid), launcher="local")
     assert follow(run, stop_on_interrupt=True, job=Handle(process), out=out) == 1
     assert "lost: it was submitted, but its keeper never started" in out.getvalue()
 

@@ -10,10 +10,10 @@ import pytest
 
 from dthpc.errors import UserError
 from dthpc.launch.report import RunReport
-from dthpc.launch.survey import Jobs, find_runs, job_ids, last_lines, survey
+from dthpc.launch.survey import Jobs, find_runs, job_ids, last_lines, process_began, survey
 from dthpc.rundir import RunDir
 from dthpc.slurm.records import JobRecord
-from tests.launch.records import Records
+from tests.launch.records import DEAD_PID, Records
 
 
 class Queue:
@@ -193,3 +193,44 @@ def test_a_run_is_reported_by_its_absolute_path(tmp_path: Path, monkeypatch: pyt
     Records(tmp_path, "demo")
     monkeypatch.chdir(tmp_path)
     assert survey([RunDir(Path("demo"))], None)[0].path == str(tmp_path / "demo")
+
+
+def test_a_submission_that_is_recorded_after_its_attempt_began_is_not_a_new_one(tmp_path: Path) -> None:
+    records = Records(tmp_path, kind="slurm")
+    records.job_id = "7"
+    records.start().submit("7")
+    report = report_of(records, Queue(JobRecord("7", "RUNNING", "squeue")))
+    assert (report.state, report.awaits_start) == ("running", False)
+    local = Records(tmp_path, "local").start().submit().end("crash", "stop", "it broke")
+    assert report_of(local).state == "failed"
+
+
+def test_a_run_whose_keeper_is_still_to_come_to_it_is_pending(tmp_path: Path) -> None:
+    keeper = subprocess.Popen(["sleep", "60"])
+    try:
+        records = Records(tmp_path).submit(pid=keeper.pid)
+        assert report_of(records).state == "pending"
+    finally:
+        keeper.kill()
+        keeper.wait()
+    assert report_of(records).state == "lost"
+
+
+def test_a_process_that_took_over_the_number_of_a_keeper_is_not_the_keeper(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    assert process_began(os.getppid()) is not None
+    records.submit(pid=1)
+    assert report_of(records).state == "lost"
+
+
+def test_submitting_a_finished_run_again_leaves_it_finished(tmp_path: Path) -> None:
+    from dthpc.resilience.attempts import config_digest
+    from dthpc.rundir import read_json, write_json
+
+    records = Records(tmp_path).submit().start().end("finished", "finish", "the run is finished")
+    records.run.config.write_text("train: {steps: 200}\n")
+    end = records.run.attempt(0).end
+    write_json(end, {**read_json(end), "config_digest": config_digest(records.run)})
+    assert report_of(records.submit(pid=DEAD_PID + 1)).state == "finished"
+    records.run.config.write_text("train: {steps: 400}\n")
+    assert report_of(records).state == "lost"

@@ -22,13 +22,21 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, int]]:
     os.close(main)
 
 
+def assert_shown(seen: int, expected: bytes) -> None:
+    """A terminal hands over what was written in pieces of its own choice."""
+    shown = b""
+    while len(shown) < len(expected):
+        shown += os.read(seen, 4096)
+    assert shown == expected
+
+
 def test_lines_stay_above_the_changing_one(terminal: tuple[TextIO, int]) -> None:
     out, seen = terminal
     shown = Screen(out)
     shown.status("step 1")
     shown.line("saved")
     shown.clear()
-    assert os.read(seen, 4096) == b"\r\x1b[Kstep 1\r\x1b[Ksaved\r\nstep 1\r\x1b[K"
+    assert_shown(seen, b"\r\x1b[Kstep 1\r\x1b[Ksaved\r\nstep 1\r\x1b[K")
 
 
 def test_the_changing_line_is_drawn_only_when_it_changes_and_not_too_often(
@@ -41,7 +49,7 @@ def test_the_changing_line_is_drawn_only_when_it_changes_and_not_too_often(
     for moment, text in ((100.0, "a"), (100.1, "b"), (100.3, "b"), (101.0, "b")):
         now[0] = moment
         shown.status(text)
-    assert os.read(seen, 4096) == b"\r\x1b[Ka\r\x1b[Kb"
+    assert_shown(seen, b"\r\x1b[Ka\r\x1b[Kb")
 
 
 def test_a_file_gets_no_changing_line() -> None:
