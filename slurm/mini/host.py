@@ -139,9 +139,11 @@ def locked(name, action, seconds=0.0):
     with file:
         file.write(f"{action}, pid {os.getpid()}")
         file.flush()
-        yield file.fileno()
-        # While the lock is held: whoever waits on this file sees that it is no longer the one at `path`.
-        path.unlink(missing_ok=True)
+        try:
+            yield file.fileno()
+        finally:
+            # While the lock is held: whoever waits on this file sees that it is no longer the one at `path`.
+            path.unlink(missing_ok=True)
 
 
 def try_lock(path):
