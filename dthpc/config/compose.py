@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dthpc.errors import UserError, nearest
 
@@ -60,10 +60,47 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
     Raises:
         UserError: an unknown key, group, option, or a value of the wrong type, with the nearest valid ones.
     """
+    register_schema()
+    with _command_line(program, argv), _hydra_raises():
+        try:
+            if _is_plain(argv):
+                return [_compose_one(argv)], False
+            with _sweep_folder():
+                return _run_hydra()
+        except SystemExit as end:
+            if end.code not in (0, None):
+                raise
+            return [], False
+        except Exception as error:
+            raise _worded(error, argv) from error
+
+
+def _is_plain(argv: list[str]) -> bool:
+    """Whether the words are overrides of one run and nothing else."""
+    return not any(word.startswith(("-", "hydra.")) for word in argv)
+
+
+def _compose_one(argv: list[str]) -> tuple[DictConfig, dict[str, str]]:
+    # `hydra.main` composes twice, the first time only to learn whether this is a sweep. On the login node the second
+    # time is a good part of all that is spent.
+    from hydra import compose, initialize_config_dir
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf, open_dict, read_write
+
+    with initialize_config_dir(str(config_folder()), version_base="1.3", job_name="submit"):
+        config = compose(CONFIG_NAME, overrides=argv, return_hydra_config=True)
+        HydraConfig.instance().set_config(config)
+        choices = _choices(config.hydra)
+    with read_write(config), open_dict(config):
+        del config["hydra"]
+    OmegaConf.set_struct(config, True)
+    return config, choices
+
+
+def _run_hydra() -> tuple[list[tuple[DictConfig, dict[str, str]]], bool]:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    register_schema()
     found: list[tuple[DictConfig, dict[str, str]]] = []
     sweep = False
 
@@ -72,18 +109,14 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
         # Launching waits until Hydra has composed the whole sweep: one job array, and all mistakes in one report.
         runtime = HydraConfig.get()
         sweep = str(runtime.mode).endswith("MULTIRUN")
-        found.append((config, {str(k): str(v) for k, v in runtime.runtime.choices.items() if v is not None}))
+        found.append((config, _choices(runtime)))
 
-    app = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIG_NAME)(collect)
-    with _hydra_raises(), _command_line(program, argv), _sweep_folder():
-        try:
-            app()
-        except SystemExit as end:
-            if end.code not in (0, None):
-                raise
-        except Exception as error:
-            raise _worded(error, argv) from error
+    hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIG_NAME)(collect)()
     return found, sweep
+
+
+def _choices(hydra_config: Any) -> dict[str, str]:
+    return {str(key): str(value) for key, value in hydra_config.runtime.choices.items() if value is not None}
 
 
 @contextmanager
