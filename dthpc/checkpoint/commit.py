@@ -24,7 +24,9 @@ _TRASH_NAME = re.compile(r"step-\d{8,}\.trash-[0-9a-f]+")
 
 def begin(root: Path, step: int, attempt: int) -> Path:
     """Sweep what dead attempts left and make this attempt's private folder for a step; raises `OSError`."""
-    root.mkdir(parents=True, exist_ok=True)
+    if not root.is_dir():
+        root.mkdir(parents=True, exist_ok=True)
+        sync_folder(root.parent)
     partial = partial_path(root, step, attempt)
     if partial.exists():
         discard(partial)
@@ -87,7 +89,7 @@ def discard(path: Path) -> None:
     """Remove a folder that at no instant looks like a checkpoint; what cannot be removed is swept later."""
     try:
         trash = move_to_trash(path)
-    except FileNotFoundError:
+    except OSError:
         return
     shutil.rmtree(trash, ignore_errors=True)
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch.distributed as dist
 
 from dthpc.checkpoint.errors import CheckpointError, PeerFailure, StorageError, os_error_within, remedy
-from dthpc.errors import UserError
+from dthpc.errors import UserError, UserErrors
 
 T = TypeVar("T")
 
@@ -100,13 +100,21 @@ def _attempt(work: Callable[[], Any]) -> _Outcome:
     try:
         return _Outcome(value=work())
     except UserError as error:
-        return _Outcome(user_error=error, text=str(error))
+        return _Outcome(user_error=_portable(error), text=str(error))
     except PeerFailure as error:
         return _Outcome(text=str(error), secondary=True)
     except Exception as error:
         system = os_error_within(error)
         text = f"{type(system or error).__name__}: {system or error}"
         return _Outcome(text=text, errno=system.errno if system else None)
+
+
+def _portable(error: UserError) -> UserError:
+    """The same error with its values as text: what cannot be pickled must not keep it from the other ranks."""
+    if isinstance(error, UserErrors):
+        return UserErrors([_portable(each) for each in error.errors])
+    value = None if error.value is None else str(error.value)
+    return UserError(error.why, key=error.key, value=value, instead=error.instead)
 
 
 def _raise_failures(what: str, outcomes: list[_Outcome]) -> None:

@@ -170,7 +170,7 @@ def group_records(state: TrainingState) -> list[dict[str, Any]]:
                 entries[name] = plain
         names = list(group.parameters)
         records.append({"class": group.kind, "params": names, "options": options, "state": entries})
-    jsonable: list[dict[str, Any]] = _json(records, "optimizer")
+    jsonable: list[dict[str, Any]] = as_json(records, "optimizer")
     return jsonable
 
 
@@ -178,8 +178,8 @@ def scalar_records(state: TrainingState) -> dict[str, Any]:
     """Scalars and the states of further objects as JSON values."""
     stateful = {name: each.state_dict() for name, each in state.stateful.items()}
     return {
-        "scalars": _json(state.scalars, "scalars"),
-        "stateful": {name: _json(value, name) for name, value in stateful.items()},
+        "scalars": as_json(state.scalars, "scalars"),
+        "stateful": {name: as_json(value, name) for name, value in stateful.items()},
     }
 
 
@@ -197,7 +197,8 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
-def _json(value: Any, key: str) -> Any:
+def as_json(value: Any, key: str) -> Any:
+    """A value as it comes back from JSON (tuples become lists); raises `UserError` under `key` where it cannot."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError) as error:

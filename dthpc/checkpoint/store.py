@@ -36,7 +36,7 @@ from dthpc.checkpoint.manifest import (
 )
 from dthpc.checkpoint.ranks import Ranks
 from dthpc.checkpoint.snapshot import Snapshot, rng_key, snapshot
-from dthpc.checkpoint.state import TrainingState, model_tensors
+from dthpc.checkpoint.state import TrainingState, as_json, model_tensors
 from dthpc.errors import UserError
 
 RECORDS_NAME = "records.json"
@@ -95,7 +95,7 @@ def save(
         state: the live objects; unchanged, whatever happens.
         attempt: the number of this attempt; one attempt of a run is alive at a time.
         group: the ranks that hold the state; the default group, or this process alone, if not given.
-        meta: JSON values for the manifest, the same on all ranks and in every attempt (no times, no hosts).
+        meta: JSON values for the manifest, rank 0's; the same in every attempt (no times, no hosts).
 
     Raises:
         UserError: the state cannot be saved, or this step holds a checkpoint with other `meta`.
@@ -104,8 +104,8 @@ def save(
     """
     started = time.perf_counter()
     ranks = Ranks(group)
-    meta = dict(meta or {})
-    present = _already_saved(root, step, meta, ranks)
+    agreed = ranks.first("taking the meta of a checkpoint", lambda: as_json(dict(meta or {}), "meta"))
+    present = _already_saved(root, step, agreed, ranks)
     if present is not None:
         seconds = time.perf_counter() - started
         return SaveInfo(step, checkpoint_path(root, step), seconds, present.total_bytes, False)
@@ -113,7 +113,7 @@ def save(
     partial = ranks.first(f"preparing {root}", lambda: protocol.begin(root, step, attempt))
     try:
         files = write(taken, partial, ranks)
-        manifest = Manifest(step, attempt, ranks.size, time.time(), files, taken.described, meta)
+        manifest = Manifest(step, attempt, ranks.size, time.time(), files, taken.described, agreed)
         path = ranks.first(f"committing step {step} to {root}", lambda: protocol.commit(partial, manifest))
     except (CheckpointError, UserError):
         ranks.first(f"removing {partial}", lambda: protocol.discard(partial))
@@ -248,7 +248,7 @@ def _load(path: Path, manifest: Manifest, state: TrainingState, expect_meta: Map
     expected = [part for _, part in ranks.distinct(ranks.together(what, lambda: fill.expectation(state)))]
 
     def match() -> dict[str, Any]:
-        fill.check_meta(str(path), expect_meta, manifest.meta)
+        fill.check_meta(str(path), as_json(dict(expect_meta), "expect_meta"), manifest.meta)
         fill.check_match(str(path), expected, manifest.tensors, records)
         fill.check_groups(state, records["optimizer"])
         return fill.optimizer_targets(state, manifest.tensors)

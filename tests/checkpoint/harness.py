@@ -15,7 +15,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-_PRELOAD = ["torch", "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch.nn.parallel"]
+# `torch._dynamo` takes a second to import, and every optimizer does.
+_PRELOAD = ["pytest", "numpy.random", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
 _PATIENCE = timedelta(seconds=90)
 
 
@@ -90,7 +91,7 @@ def _rank(
 
 
 def kill_at(point: int, within: Path) -> None:
-    """SIGKILL this process before it touches the file system below a folder for the `point`-th time, or syncs a file."""
+    """SIGKILL this process just before its `point`-th file operation below a folder, syncs included."""
     touched = 0
 
     def touch() -> None:

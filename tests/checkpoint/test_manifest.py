@@ -127,6 +127,8 @@ def test_shares_hold_every_file_once_and_about_equal_bytes() -> None:
 
 
 def test_a_login_node_imports_neither_torch_nor_numpy() -> None:
-    code = "import sys, dthpc.checkpoint.manifest, dthpc.checkpoint.retain; print({'torch', 'numpy'} & set(sys.modules))"
+    code = (
+        "import sys, dthpc.checkpoint.manifest, dthpc.checkpoint.retain; print({'torch', 'numpy'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

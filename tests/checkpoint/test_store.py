@@ -269,6 +269,13 @@ def test_a_checkpoint_is_never_written_again(tmp_path: Path) -> None:
         store.save(tmp_path, 2, job.state, attempt=1, meta={"config": "xyz"})
 
 
+def test_meta_is_compared_as_it_comes_back_from_disk(tmp_path: Path) -> None:
+    meta = {"betas": (0.9, 0.95)}
+    assert store.save(tmp_path, 1, build().state, attempt=0, meta=meta).written
+    assert not store.save(tmp_path, 1, build().state, attempt=1, meta=meta).written
+    assert store.restore(tmp_path, build().state, expect_meta=meta) is not None
+
+
 def test_a_checkpoint_that_does_not_verify_is_replaced(tmp_path: Path) -> None:
     job = two_checkpoints(tmp_path)
     flip_bit(tmp_path / "step-00000002" / "records.json", 4)
