@@ -214,14 +214,14 @@ def _await_arrivals(identity: Identity, attempt: AttemptDir, store: TCPStore, de
 def _join(
     identity: Identity, attempt: AttemptDir, addresses: list[Address], deadline: float, interface: str | None
 ) -> Rendezvous:
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
     published = _await_published(attempt, deadline)
     mine = host_identity()
     if published["host_identity"] == mine:
         reached = Answer(_loopback(addresses), _loopback(addresses), "reached")
     else:
         reached = _reach(identity, attempt, published, deadline)
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
     store = TCPStore(
         reached.address, published["store_port"], identity.world_size, is_master=False, timeout=_left(deadline)
     )

@@ -166,7 +166,9 @@ def test_a_keeper_whose_lock_was_taken_over_ends_without_writing(tmp_path: Path)
 
 
 def test_a_local_sweep_keeps_its_runs_one_after_another(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path / name, [[what]]) for name, what in (("a", "finish"), ("b", "user_error"), ("c", "finish"))]
+    runs = [
+        make_run(tmp_path / name, [[what]]) for name, what in (("a", "finish"), ("b", "user_error"), ("c", "finish"))
+    ]
     index = tmp_path / "index.json"
     index.write_text(json.dumps({"runs": [str(run.path) for run in runs]}))
     process = start_keeper("--sweep", index)

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from dthpc.resilience.outcome import Outcome, RankRecord, first_failure, read_records
+from dthpc.rundir import RunDir, read_json
+
+
+def test_a_record_comes_back_as_it_was_written_with_the_code_of_its_cause(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt(0)
+    for rank, (cause, code) in enumerate([("finished", 0), ("preempted", 75), ("user_error", 2), ("crash", 1)]):
+        record = RankRecord(rank, cause, signal="SIGTERM", error="e", traceback_tail=["a", "b"], step=3)
+        record.write(attempt)
+        assert read_json(attempt.rank_exit(rank))["code"] == code == record.code
+        assert read_records(attempt)[rank] == record
+
+
+def test_what_is_no_record_is_passed_over(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt(0)
+    RankRecord(1, "finished").write(attempt)
+    attempt.rank_exit(0).write_text('{"rank": 0, "cau')
+    attempt.rank_exit(2).write_text("[]")
+    assert list(read_records(attempt)) == [1]
+
+
+def test_the_first_failure_in_time_is_the_cause() -> None:
+    records = [
+        RankRecord(0, "crash", time=3.0, error="echo"),
+        RankRecord(1, "preempted", time=1.0),
+        RankRecord(2, "user_error", time=2.0, error="cause"),
+    ]
+    failure = first_failure(records)
+    assert failure is not None
+    assert failure.error == "cause"
+    assert first_failure(records[1:2]) is None
+
+
+def test_a_run_is_finished_only_when_every_rank_says_so() -> None:
+    both = {rank: RankRecord(rank, "finished") for rank in range(2)}
+    assert Outcome(2, both, {}).all_finished
+    assert not Outcome(3, both, {}).all_finished
+    assert Outcome(3, both, {}).silent == [2]
+    assert not Outcome(2, {**both, 1: RankRecord(1, "preempted")}, {}).all_finished
