@@ -191,7 +191,7 @@ class _Attempt:
             return False
         plan = self.keeper.plan
         # The batch shell is told only when the steps' own grace is over, and then KillWait is left.
-        grace_s = float(plan.site.get("kill_wait_s") or plan.grace_s)
+        grace_s = float((plan.site.get("learnt") or {}).get("kill_wait_s") or plan.grace_s)
         return time.monotonic() - self.asked_at > grace_s * _LAST_SHARE_OF_GRACE
 
     def _record_environment(self) -> None:
@@ -272,7 +272,7 @@ def limits_of(plan: LaunchPlan) -> Limits:
         restart_on_failure=plan.restart_on_failure,
         max_attempts_without_progress=plan.max_attempts_without_progress,
         max_attempts=plan.max_attempts,
-        save_lead_s=float(plan.site.get("lead_s") or 0.0),
+        save_lead_s=float(plan.site.get("save_lead_s") or 0.0),
     )
 
 
