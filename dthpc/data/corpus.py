@@ -152,7 +152,8 @@ class FileSnapshot:
             file.require_unchanged()
 
     def describe(self) -> dict[str, Any]:
-        kinds = {"record" if is_json_lines(file.name) else "block" if self.block else "file" for file in self.files}
+        text = "block" if self.block else "file"
+        kinds = {"record" if is_json_lines(file.name) else text for file in self.files}
         return {
             **self.about,
             "files": len(self.files),

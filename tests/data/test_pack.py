@@ -190,7 +190,12 @@ def test_killed_build_leaves_nothing_that_is_used_and_is_cleared_away(tmp_path: 
 
 def test_four_builders_at_once_build_once(tmp_path: Path) -> None:
     builders = [start(BUILDER, tmp_path) for _ in range(4)]
-    outputs = [builder.communicate("\n")[0] for builder in builders]
+    for builder in builders:
+        # Any of them may be the one that builds and asks for a line, while the others wait for it.
+        assert builder.stdin is not None
+        builder.stdin.write("\n")
+        builder.stdin.flush()
+    outputs = [builder.communicate()[0] for builder in builders]
     assert [builder.returncode for builder in builders] == [0] * 4
     keys = {output.splitlines()[-1] for output in outputs}
     assert len(keys) == 1

@@ -55,7 +55,7 @@ def test_epochs_and_seeds_differ() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 5, 16, 33, 100])
 def test_every_item_comes_at_every_position_equally_often(n: int) -> None:
-    epochs = 400 * n
+    epochs = 100 * n
     items = sample_indices(5, n, np.arange(epochs * n)).reshape(epochs, n)
     counts = np.stack([np.bincount(items[:, position], minlength=n) for position in range(n)])
     # Rows and columns both sum to `epochs`, hence (n - 1)^2 degrees of freedom; beyond five sigma is a fault.
