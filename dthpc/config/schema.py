@@ -446,7 +446,7 @@ class TextDataFields:
     """Tokens of a sample; follows `train.seq_len`."""
 
     valid_fraction: float = 0.05
-    """Share of the documents that is held out, by a rule that depends on their names alone."""
+    """Share of the text that is held out, by a rule that depends on the text alone (paths, records), on every machine."""
 
     cache_dir: Optional[str] = None
     """Folder of the packed tokens; null: `$DTHPC_CACHE`, else `dthpc` in the user's cache folder."""

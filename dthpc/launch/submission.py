@@ -148,6 +148,10 @@ def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
         assert isinstance(plain, dict)
         config.run.name = default_name({str(key): value for key, value in plain.items()}, choices)
     config.run.root = os.path.abspath(Path(config.run.root).expanduser())
+    source = config.data.get("source") if hasattr(config.data, "get") else None
+    if hasattr(source, "get") and isinstance(source.get("path"), str):
+        # The same command must mean the same text wherever the run goes on.
+        source.path = os.path.abspath(Path(source.path).expanduser())
     return config
 
 
