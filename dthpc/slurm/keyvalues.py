@@ -22,7 +22,7 @@ FREE_TEXT = words(
 """Keys whose values hold what people typed."""
 
 _AFTER_FREE_TEXT = {
-    "JobName": {"UserId"},
+    "JobName": {"UserId", "GroupId", "Priority", "Account", "Partition", "JobState", "NodeList", "NumNodes"},
     "Comment": {"StdErr", "WorkDir", "CurrentWatts", "CapWatts"},
     "AdminComment": {"SystemComment", "StdErr", "Comment"},
     "SystemComment": {"AdminComment", "StdErr", "Comment"},
@@ -36,7 +36,7 @@ _AFTER_FREE_TEXT = {
     "OS": {"RealMemory"},
     "Extra": {"Reason", "Comment"},
 }
-"""The keys that Slurm prints next after a free text, which alone end it on a one-liner."""
+"""The keys that may follow a free text, which alone end it on a one-liner."""
 
 
 def clean_lines(text: str) -> list[str]:
@@ -90,11 +90,11 @@ def _pairs(line: str) -> list[tuple[str, str]]:
     while position < len(found):
         match = found[position]
         following = position + 1
-        if match[1] in FREE_TEXT and not spread and (position == 0 or match[1] == "JobName"):
-            following = len(found)
-        elif match[1] in FREE_TEXT and spread:
+        if match[1] in FREE_TEXT and (spread or match[1] == "JobName"):
             later = (index for index in range(following, len(found)) if found[index][1] in _AFTER_FREE_TEXT[match[1]])
-            following = next(later, following)
+            following = next(later, following if spread else len(found))
+        elif match[1] in FREE_TEXT and position == 0:
+            following = len(found)
         end = found[following].start() if following < len(found) else len(line)
         pairs.append((match[1], line[match.end() : end].strip()))
         position = following

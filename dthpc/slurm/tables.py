@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 from dthpc.errors import UserError
 from dthpc.slurm.keyvalues import clean_lines
@@ -61,10 +62,35 @@ def _rows(header: str, lines: list[str], command: str) -> list[Row]:
         spans = [match.span() for match in re.finditer(r"-+", lines[0])]
         if len(spans) != len(names):
             raise UserError(f"{len(names)} columns over {len(spans)} rules", key=command, value=header)
-        cells = ([line[start:end].strip() for start, end in spans] for line in lines[1:])
-        return [dict(zip(names, row, strict=True)) for row in cells]
+        return [_ruled_row(line, names, spans, command) for line in lines[1:]]
+    if not any(re.search(r"\S\s{2,}\S", line) for line in [header, *lines]):
+        # The alignment was lost on the way: only the order of the words is left.
+        return [_row_of_words(line, names, command) for line in lines]
     spans = [match.span() for match in re.finditer(r"\S+", header)]
     return [_aligned_row(line, names, spans, command) for line in lines]
+
+
+def _ruled_row(line: str, names: list[str], spans: list[tuple[int, int]], command: str) -> Row:
+    gaps = "".join(line[left:right] for (_, left), (right, _) in pairwise(spans))
+    if gaps.strip():
+        raise _refusal(line, command)
+    return {name: line[start:end].strip() for name, (start, end) in zip(names, spans, strict=True)}
+
+
+def _row_of_words(line: str, names: list[str], command: str) -> Row:
+    words = line.split()
+    if len(words) != len(names):
+        raise _refusal(line, command)
+    return dict(zip(names, words, strict=True))
+
+
+def _refusal(line: str, command: str) -> UserError:
+    return UserError(
+        "a cell cannot be told from its neighbours",
+        key=command,
+        value=line.strip(),
+        instead="ask for a form with separators (sacct --parsable2, squeue -o '%i|%T', sinfo -o '%P|%D|%T|%N')",
+    )
 
 
 def _aligned_row(line: str, names: list[str], spans: list[tuple[int, int]], command: str) -> Row:
@@ -77,12 +103,7 @@ def _aligned_row(line: str, names: list[str], spans: list[tuple[int, int]], comm
             columns[position] = _by_neighbours(position, words, columns)
     known = [column for column in columns if column is not None]
     if len(known) < len(columns) or known != sorted(known):
-        raise UserError(
-            "a cell cannot be told from its neighbours",
-            key=command,
-            value=line.strip(),
-            instead="ask for a form with separators (sacct --parsable2, squeue -o '%i|%T', sinfo -o '%P|%D|%T|%N')",
-        )
+        raise _refusal(line, command)
     cells: dict[str, list[str]] = {name: [] for name in names}
     for (word, _, _), column in zip(words, known, strict=True):
         cells[names[column]].append(word)
