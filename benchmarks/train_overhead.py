@@ -7,8 +7,8 @@ whatever else the machine does hits both alike. The loop by hand is torch's Dist
 views of its buckets, a DataLoader, clipping, fused AdamW, a cosine schedule, and nothing else. The other one is
 `dthpc.jobs.train` with all records on: events, TensorBoard, agreement on stops, checks for numbers that are not finite.
 
-Prints the median over the repeats of the ratio of both times, for wall-clock time and for CPU time of rank 0 (which other
-programs on the machine disturb less); the target is a ratio of at most 1.02.
+Prints the median over the repeats of the ratio of both times, for wall-clock time and for CPU time of rank 0, which
+other programs on the machine disturb less; the target is a ratio of at most 1.02.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ class HandWritten:
         model = build_model(config, data, torch.device("cpu"))
         self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         optim = config.optim
-        self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=optim.lr, weight_decay=optim.weight_decay, fused=True
-        )
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=optim.lr, weight_decay=optim.weight_decay, fused=True)
         sampler: Any = DistributedSampler(data.train, identity.world_size, identity.rank)
         share = config.train.global_batch // identity.world_size
         self.batches = iter(DataLoader(data.train, batch_size=share, sampler=sampler, drop_last=True))

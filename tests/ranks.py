@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import functools
 import multiprocessing
-import os
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -37,7 +36,7 @@ class RankPool:
         while len(self._workers) < size:
             self._start()
         self._tasks += 1
-        store = os.path.join(self._folder.name, f"store-{self._tasks}")
+        store = str(Path(self._folder.name) / f"store-{self._tasks}")
         for rank in range(size):
             self._workers[rank][1].send((rank, size, store, function, arguments))
         answers = [self._workers[rank][1].recv() for rank in range(size)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -53,23 +56,32 @@ def instantiate(node: Any, key: str, **defaults: Any) -> Any:
 
 def find_target(node: Any, key: str) -> Callable[..., Any]:
     """The class or function that `_target_` names; raises `UserError` where there is none."""
-    from hydra.utils import get_object
-
-    name = node.get("_target_") if node is not None else None
-    if not name:
+    name = str((node.get("_target_") if node is not None else None) or "")
+    if "." not in name:
         raise UserError("names nothing to build", key=f"{key}._target_", instead="package.module.Name")
     try:
-        target: Callable[..., Any] = get_object(name)
+        target: Callable[..., Any] = _locate(name)
     except Exception as error:
-        # Hydra puts the import error, which is what helps, on the last line.
-        why = str(error).strip().splitlines()[-1].strip()
         raise UserError(
-            f"cannot be imported: {why}",
+            f"cannot be imported: {type(error).__name__}: {error}",
             key=f"{key}._target_",
             value=name,
             instead="check the spelling, or add its folder to PYTHONPATH",
         ) from error
     return target
+
+
+def _locate(name: str) -> Any:
+    """The object of a dotted name: the longest part that is a module is imported, the rest are attributes."""
+    parts = name.split(".")
+    found: Any = importlib.import_module(parts[0])
+    for number, part in enumerate(parts[1:], start=2):
+        if not hasattr(found, part) and isinstance(found, ModuleType):
+            path = ".".join(parts[:number])
+            if importlib.util.find_spec(path) is not None:
+                importlib.import_module(path)
+        found = getattr(found, part)
+    return found
 
 
 def build_data(node: Any) -> Any:

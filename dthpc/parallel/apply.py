@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from dthpc.errors import UserError
 from dthpc.parallel.buckets import GradientBuckets
@@ -36,10 +36,24 @@ class ParallelModel:
     group: dist.ProcessGroup | None
     """Ranks that share a global batch; None for a single process."""
 
-    def sync_buffers(self) -> None:
-        """Give every replica the first one's running statistics, so that all hold one state and one can save it."""
+    buffers: list[Tensor]
+    """What the module keeps beside its parameters and saves with them, such as running statistics."""
+
+    def begin_step(self) -> list[Tensor]:
+        """Zero the gradients; returns copies of the buffers for `abandon_step`."""
+        self.gradients.zero()
+        return [buffer.clone() for buffer in self.buffers]
+
+    def finish_step(self) -> None:
+        """Wait for the gradients' sums, and give every replica the first one's buffers, so that one can save for all."""
+        self.gradients.finish()
         if self.group is not None:
-            _broadcast([b for b in self.module.buffers() if b.is_floating_point()], self.group)
+            _broadcast(self.buffers, self.group)
+
+    def abandon_step(self, copies: list[Tensor]) -> None:
+        """Undo what forward passes since `begin_step` left behind."""
+        for buffer, copy in zip(self.buffers, copies, strict=True):
+            buffer.copy_(copy)
 
 
 def parallelize(model: nn.Module, layout: Layout, mesh: DeviceMesh, config: Any) -> ParallelModel:
@@ -64,7 +78,12 @@ def parallelize(model: nn.Module, layout: Layout, mesh: DeviceMesh, config: Any)
         _broadcast([*model.parameters(), *model.buffers()], group)
     gradients = GradientBuckets(model.parameters(), group, config.parallel.bucket_mb << 20)
     precision = Precision(config.precision.compute, mesh.device_type)
-    return ParallelModel(model, gradients, precision, layout, group)
+    return ParallelModel(model, gradients, precision, layout, group, persistent_buffers(model))
+
+
+def persistent_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers that belong to the model's state."""
+    return [value for name, value in model.state_dict().items() if name not in dict(model.named_parameters())]
 
 
 def _broadcast(tensors: list[Any], group: dist.ProcessGroup) -> None:

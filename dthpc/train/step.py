@@ -29,10 +29,9 @@ def forward_backward(
     pass needs it.
 
     Returns:
-        What the ranks agreed on, and this rank's sum of losses. Where they agreed to stop, nothing is accumulated.
+        What the ranks agreed on, and this rank's sum of losses. Where they agreed to stop, nothing has changed.
     """
-    model.gradients.zero()
-    model.sync_buffers()
+    copies = model.begin_step()
     agreed: Agreed | None = None
     total, counted = 0.0, 0
     parts = list(micro_batches(batch.inputs, batch.targets, micro_batch, device))
@@ -41,16 +40,17 @@ def forward_backward(
             loss_sum, count = loss(model.module(inputs), targets)
         agreed = agreed or header.receive()
         if agreed.stop is not None:
-            return agreed, 0.0
+            break
         with model.gradients.last_backward(number == len(parts)):
             (loss_sum / max(1, agreed.targets)).backward()  # type: ignore[no-untyped-call]
         total += loss_sum.item()
         counted += int(count)
     agreed = agreed or header.receive()
     if agreed.stop is not None:
+        model.abandon_step(copies)
         return agreed, 0.0
     _check_count(loss, batch.targets, counted)
-    model.gradients.finish()
+    model.finish_step()
     return agreed, total
 
 

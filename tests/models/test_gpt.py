@@ -107,5 +107,5 @@ def test_sizes_that_do_not_fit_are_all_told_with_their_numbers() -> None:
     text = str(caught.value)
     assert "model.dim=18" in text
     assert "model.heads=4 query heads do not divide among 3" in text
-    with pytest.raises(UserError, match="model.norm=batch"):
+    with pytest.raises(UserError, match=r"model\.norm=batch"):
         GPT(vocab_size=19, norm="batch")

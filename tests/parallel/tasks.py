@@ -78,6 +78,14 @@ def weights_after_parallelize(rank: int) -> list[torch.Tensor]:
     layout = Layout(world_size=2, dp=2)
     config = OmegaConf.create({"parallel": {"bucket_mb": 1}, "precision": {"compute": "fp32"}})
     parallel = parallelize(model, layout, layout.make_mesh("cpu"), config)
+    copies = parallel.begin_step()
+    model(torch.randn(4, 3) + rank).sum().backward()
+    parallel.finish_step()
+    kept = [buffer.clone() for buffer in parallel.buffers]
+    assert not torch.equal(copies[0], kept[0])
+    copies = parallel.begin_step()
     model(torch.randn(4, 3) + rank)
-    parallel.sync_buffers()
+    assert not torch.equal(parallel.buffers[0], kept[0])
+    parallel.abandon_step(copies)
+    assert all(torch.equal(a, b) for a, b in zip(parallel.buffers, kept, strict=True))
     return [*(p.detach() for p in model.parameters()), *model.buffers()]

@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = {
         "_target_": "torch.optim.AdamW",
         "lr": 1e-2,
         "weight_decay": 0.1,
-        # Adam divides by the gradient's own size, so with a tiny epsilon it blows the rounding of near-zero gradients up.
+        # Adam divides by the gradient's size: with a tiny epsilon it blows up the rounding of near-zero gradients.
         "arguments": {"betas": [0.9, 0.95], "eps": 1e-5},
         "schedule": {"name": "cosine", "warmup_steps": 2, "min_ratio": 0.1, "decay_fraction": 0.2},
     },
@@ -159,7 +159,7 @@ def make_config(**changes: Any) -> Any:
     """The tiny configuration with `group={key: value}` changes."""
     values = copy.deepcopy(CONFIG)
     for group, entries in changes.items():
-        if group == "model" and "_target_" in entries or group == "callbacks":
+        if (group == "model" and "_target_" in entries) or group == "callbacks":
             values[group] = entries
         else:
             values[group].update(entries)
@@ -184,7 +184,11 @@ def make_context(rank: int, folder: Path, attempt: int = 0) -> SpiedContext:
 
 def train_tiny(rank: int, folder: str, attempt: int = 0, **changes: Any) -> Result:
     """One whole attempt of the training job on this rank."""
-    config = make_config(**changes)
+    return train_config(rank, folder, attempt, make_config(**changes))
+
+
+def train_config(rank: int, folder: str, attempt: int, config: Any) -> Result:
+    """One whole attempt of the training job with a configuration, watched by a spy."""
     config.callbacks.spy = {"_target_": "tests.train.tasks.Spy"}
     context = make_context(rank, Path(folder), attempt)
     outcome = "finished"
@@ -196,8 +200,9 @@ def train_tiny(rank: int, folder: str, attempt: int = 0, **changes: Any) -> Resu
         if context.events is not None:
             context.events.close()
     spy = context.spy
-    assert spy is not None and spy.training is not None
-    parameters = {name: p.detach().clone() for name, p in spy.training.model.module.named_parameters()}
+    assert spy is not None
+    assert spy.training is not None
+    parameters = {name: value.detach().clone() for name, value in spy.training.model.module.state_dict().items()}
     return Result(outcome, spy.training.state.step, parameters, spy.records, spy.evals, spy.calls)
 
 
