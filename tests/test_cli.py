@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +52,13 @@ def test_heavy_modules_are_not_imported(verb: str) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--cfg", "job"], ["train.stepz=3"]])
+def test_dthpc_submit_is_python_m_dthpc_submit(words: list[str], tmp_path: Path) -> None:
+    def run(*command: str) -> tuple[int, str, str]:
+        line = [sys.executable, "-m", *command, *words]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, check=False)
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("dthpc", "submit") == run("dthpc.submit")

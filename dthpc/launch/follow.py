@@ -16,7 +16,7 @@ from typing import Protocol, TextIO
 
 from dthpc.errors import UserError
 from dthpc.launch.interrupts import Interrupts
-from dthpc.launch.report import RunReport
+from dthpc.launch.report import WAITING, RunReport
 from dthpc.launch.state import Keeper
 from dthpc.launch.survey import Jobs, keeper_of, progress_of, survey
 from dthpc.launch.view import failure_lines, hint
@@ -180,6 +180,8 @@ class _Follower:
         """Seconds until Slurm is asked again: soon after a change is likely, and else seldom, as sites demand."""
         if self.slurm_every_s is not None:
             return self.slurm_every_s
+        if self.progress.attempt_end is not None and self.report.state not in WAITING:
+            return LOOK_S  # Slurm needs a moment to see that the job has ended
         if self.report.state == "running":
             return 30.0
         return 3.0 if now - self.began < 30 else 10.0
@@ -214,7 +216,9 @@ class _Follower:
         report = self.report
         if self.handled and self._local():
             return "saving… (Ctrl-C again kills it, and what was not saved is lost)"
-        if report.state in ("pending", "requeued", "held"):
+        if report.state == "pending" and self._local():
+            return "starting…"
+        if report.state in WAITING:
             start = report.pending.start if report.pending else None
             return f"{report.state}: {report.why or 'no reason given'}" + (
                 f", expected {clock(start)}" if start else ""

@@ -153,6 +153,8 @@ def _judge_slurm(evidence: Evidence) -> Verdict:
     if job.state in _WORKING:
         if job.state != "RUNNING" and end is not None:
             return end
+        if end is not None:
+            return Verdict("running", f"its records say {end.state}, and the job is closing")
         if job.state == "COMPLETING" and _waits_for_restart(evidence):
             return Verdict("requeued", evidence.last.reason if evidence.last else None)
         return _at_work(evidence)

@@ -51,6 +51,8 @@ def eta_text(progress: Progress, now: float) -> str:
         return f"no news for {duration(stalled)}"
     if progress.stop_signal is not None:
         return "saving"
+    if progress.step is not None and progress.step == progress.total_steps:
+        return "finishing"  # the last evaluation and checkpoint
     return f"ETA {duration(progress.eta(now))}"
 
 

@@ -1,7 +1,8 @@
 """A rank without torch, for tests of what surrounds ranks: it trains as its run's `story.json` says.
 
 `{"steps": 30, "pause": 0.01, "fail_at": 12, "hang_at": 5}`: steps with a pause each; after `fail_at` steps rank 1 ends
-with an error (`"kill"`: by SIGKILL instead); after `hang_at` steps all wait until they are asked to stop.
+with an error (`"kill"`: by SIGKILL instead); after `hang_at` steps of the first attempt all wait until they are asked
+to stop.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+from dthpc.launch.identity import from_environment
 from dthpc.monitor.events import EventLog
 from dthpc.resilience.outcome import RankRecord
 from dthpc.resilience.stop import StopFlag
@@ -23,7 +25,8 @@ def main() -> int:
     stop = StopFlag().install()
     run = RunDir(Path(sys.argv[1]))
     story = json.loads((run.path / "story.json").read_text())
-    rank, number = int(os.environ["DTHPC_RANK"]), int(os.environ["DTHPC_ATTEMPT"])
+    identity = from_environment(os.environ)
+    rank, number = identity.rank, identity.attempt
     events = EventLog(run.events, attempt=number) if rank == 0 else None
     steps = story["steps"]
     if events:
@@ -37,7 +40,7 @@ def main() -> int:
             events.write("step", step=step, loss=3.0 / step, step_time=0.01, tokens_per_s=1e5, samples=step)
         if step == story.get("fail_at") and rank == 1:
             return fail(run, number, step, story.get("kill", False))
-        if step in (story.get("hang_at"), story.get("fail_at")):
+        if step == story.get("fail_at") or (step == story.get("hang_at") and number == 0):
             while stop.requested is None:
                 time.sleep(0.01)
     return end(run, number, rank, step, steps, stop, events)

@@ -60,6 +60,7 @@ SLURM_CASES = [
     ("REQUEUE_HOLD", ended("requeue"), None, "held"),
     ("RUNNING", attempt(), None, "running"),
     ("RUNNING", ended("requeue"), None, "running"),
+    ("RUNNING", ended("finish", "finished"), None, "running"),
     ("CONFIGURING", None, None, "running"),
     ("SUSPENDED", attempt(), None, "held"),
     ("COMPLETING", ended("requeue"), None, "requeued"),

@@ -30,6 +30,11 @@ def test_the_bar_can_be_ascii() -> None:
     assert bar_line(Progress(), 1.0, 200, unicode=False).isascii()
 
 
+def test_the_last_evaluation_is_not_an_eta_of_nought() -> None:
+    progress = fold([{"kind": "train_start", "total_steps": 120}, STEP])
+    assert bar_line(progress, 1.0, 200).endswith("412 ms/step  finishing")
+
+
 def test_silence_is_said_instead_of_an_eta() -> None:
     progress = fold([{"kind": "train_start", "total_steps": 200}, STEP])
     assert "no news for 2m 00s" in bar_line(progress, 121.0, 200)
