@@ -8,11 +8,11 @@ rank leaves its own account of its end, because `srun` reports only one code for
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,8 +82,7 @@ class _Rank:
 
     def _do_job(self) -> RankRecord:
         try:
-            config = self._prepare()
-            job = resolve_target(str(config.job["_target_"]))
+            config, job = self._prepare()
             job(config, self.context)
         except Stopped as stopped:
             return self._record("preempted", step=stopped.step)
@@ -97,16 +96,18 @@ class _Rank:
             return self._record("crash", error=" ".join(summary.split()), tail=lines[-_TRACEBACK_LINES:])
         return self._record("finished")
 
-    def _prepare(self) -> Any:
-        """Load the configuration and torch, meet the other ranks, and fill the context."""
+    def _prepare(self) -> tuple[Any, Callable[..., Any]]:
+        """Load the configuration, torch and the job, meet the other ranks, and fill the context."""
         loading = _ConfigLoader(self.run.config)
         import torch
 
         from dthpc.comm.backend import choose_backend
         from dthpc.comm.rendezvous import connect
+        from dthpc.jobs.build import find_target
         from dthpc.launch.context import RankContext
 
         config = loading.result()
+        job = find_target(config.job, "job")
         device = choose_device(self.plan, self.identity)
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -123,7 +124,7 @@ class _Rank:
         self.context = RankContext(self.identity, self.run, device, backend, self.stop)
         if self.identity.rank == 0:
             self.context.events = self._open_events(reason)
-        return config
+        return config, job
 
     def _open_events(self, reason: str) -> Any:
         from dthpc.monitor.events import EventLog
@@ -203,24 +204,6 @@ class _ConfigLoader:
                 instead="submit the run again",
             ) from self._error
         return self._config
-
-
-def resolve_target(name: str) -> Any:
-    """The callable that a dotted name such as `dthpc.jobs.train.run` stands for.
-
-    Raises:
-        UserError: there is no such module or no such name in it.
-    """
-    module, _, attribute = name.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ModuleNotFoundError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"the job can't be imported: {error}",
-            key="job._target_",
-            value=name,
-            instead="module.function of a module that this Python finds",
-        ) from error
 
 
 def choose_device(plan: LaunchPlan, identity: RankIdentity) -> torch.device:
