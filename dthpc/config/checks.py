@@ -66,7 +66,7 @@ def find_mistakes(config: Any) -> list[UserError]:
     errors = _missing(config)
     if errors:
         return errors
-    for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, _targets):
+    for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, _backend, _targets):
         errors.extend(check(config))
     for check_room in _room_checks():
         errors.extend(check_room(config))
@@ -121,12 +121,12 @@ def _optimizer(config: Any) -> Iterator[UserError]:
     if config.optim.lr <= 0:
         yield UserError("a learning rate is positive", key="optim.lr", value=config.optim.lr, instead="optim.lr=1e-3")
     warmup, steps = config.optim.schedule.warmup_steps, config.train.steps
-    if warmup > steps >= 1:
+    if warmup is not None and warmup > steps >= 1:
         yield UserError(
             f"the warm-up is longer than the whole run of train.steps={steps}",
             key="optim.schedule.warmup_steps",
             value=warmup,
-            instead=f"optim.schedule.warmup_steps={max(steps // 10, 0)}, or more steps",
+            instead="optim.schedule.warmup_steps=null, or more steps",
         )
     clip = config.train.grad_clip
     if clip is not None and clip <= 0:
@@ -146,6 +146,17 @@ def _batch(config: Any) -> Iterator[UserError]:
             key="train.micro_batch",
             value=micro,
             instead=f"at most {whole}, or null",
+        )
+
+
+def _backend(config: Any) -> Iterator[UserError]:
+    cluster = config.cluster
+    if config.comm.backend == "nccl" and not (cluster.gpus_per_node or cluster.gpus_per_task):
+        yield UserError(
+            "NCCL moves data between GPUs, and this run asks for none",
+            key="comm.backend",
+            value="nccl",
+            instead="comm.backend=auto, or cluster.gpus_per_node=N",
         )
 
 

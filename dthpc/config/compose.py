@@ -60,6 +60,9 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
     Raises:
         UserError: an unknown key, group, option, or a value of the wrong type, with the nearest valid ones.
     """
+    # Hydra's own parser takes this flag before the overrides or after them, but not in between.
+    flags = [word for word in argv if word in ("-m", "--multirun")]
+    argv = flags[:1] + [word for word in argv if word not in flags]
     register_schema()
     with _command_line(program, argv), _hydra_raises():
         try:

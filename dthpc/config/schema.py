@@ -69,8 +69,8 @@ class ScheduleConfig:
     name: str = "cosine"
     """`constant`, `cosine`, `linear` or `wsd` (warm-up, stable, decay)."""
 
-    warmup_steps: int = 0
-    """Steps over which the rate rises linearly from zero."""
+    warmup_steps: Optional[int] = None
+    """Steps over which the rate rises linearly from zero; null: a twentieth of all steps, at most 2000."""
 
     min_ratio: float = 0.1
     """Final rate over peak rate, for the schedules that decay."""
@@ -446,7 +446,7 @@ class TextDataFields:
     """Tokens of a sample; follows `train.seq_len`."""
 
     valid_fraction: float = 0.05
-    """Share of the text that is held out, by a rule that depends on the text alone (paths, records), on every machine."""
+    """Share of the text that is held out, by a rule that depends on the text alone: its paths and records."""
 
     cache_dir: Optional[str] = None
     """Folder of the packed tokens; null: `$DTHPC_CACHE`, else `dthpc` in the user's cache folder."""

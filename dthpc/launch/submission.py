@@ -47,6 +47,9 @@ class Prepared:
     earlier: RunReport | None
     """What is known of it, where it exists already."""
 
+    changed: bool
+    """Whether it existed with a configuration that gave another result."""
+
     @property
     def errors(self) -> list[UserError]:
         """What must be mended before it can start."""
@@ -60,7 +63,7 @@ class Prepared:
     @property
     def finished(self) -> bool:
         """Whether there is nothing left to do."""
-        return self.earlier is not None and self.earlier.state == "finished"
+        return self.earlier is not None and self.earlier.state == "finished" and not self.changed
 
 
 def ask_site(configs: Sequence[DictConfig]) -> Site | None:
@@ -149,7 +152,7 @@ def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
         config.run.name = default_name({str(key): value for key, value in plain.items()}, choices)
     config.run.root = os.path.abspath(Path(config.run.root).expanduser())
     source = config.data.get("source") if hasattr(config.data, "get") else None
-    if hasattr(source, "get") and isinstance(source.get("path"), str):
+    if source is not None and hasattr(source, "get") and isinstance(source.get("path"), str):
         # The same command must mean the same text wherever the run goes on.
         source.path = os.path.abspath(Path(source.path).expanduser())
     return config
@@ -157,16 +160,20 @@ def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
 
 def _plan(config: DictConfig, site: Site | None) -> Prepared:
     run = RunDir(Path(config.run.root) / config.run.name)
-    earlier = _earlier(run, config)
+    earlier, changed = _earlier(run, config)
     verdicts = judge_launch(config, site)
     refused = any(verdict.status == "error" for verdict in verdicts)
-    return Prepared(run, config, None if refused else make_plan(config, run, site), verdicts, earlier)
+    return Prepared(run, config, None if refused else make_plan(config, run, site), verdicts, earlier, changed)
 
 
-def _earlier(run: RunDir, config: DictConfig) -> RunReport | None:
-    """What is known of a run that exists; a folder that is no run's, or another run's, is refused."""
+def _earlier(run: RunDir, config: DictConfig) -> tuple[RunReport | None, bool]:
+    """What is known of a run that exists, and whether this configuration asks for another result than before.
+
+    Raises:
+        UserError: the folder is no run's, the change was not accepted, or the run has not ended.
+    """
     if not run.path.exists():
-        return None
+        return None, False
     if not run.path.is_dir() or (any(run.path.iterdir()) and not is_run(run.path)):
         raise UserError(
             "something that is no run lies there",
@@ -175,8 +182,15 @@ def _earlier(run: RunDir, config: DictConfig) -> RunReport | None:
             instead="another run.name or run.root",
         )
     if not run.config.exists():
-        return None
-    _refuse_other(run, config)
+        return None, False
+    changed = _changes(run, config)
+    if changed and config.run.on_change != "accept":
+        raise UserError(
+            f"this name is taken by a run with another configuration ({'; '.join(changed)})",
+            key="run.name",
+            value=run.name,
+            instead="another run.name, the old values, or run.on_change=accept to go on from its checkpoint with these",
+        )
     slurm = SlurmClient() if shutil.which("squeue") else None
     report = survey([run], slurm)[0]
     if not report.ended:
@@ -187,26 +201,16 @@ def _earlier(run: RunDir, config: DictConfig) -> RunReport | None:
             value=run.name,
             instead=f"follow it with `python -m dthpc.status {run.path} --watch`, or choose another run.name",
         )
-    return report
+    return report, bool(changed)
 
 
-def _refuse_other(run: RunDir, config: DictConfig) -> None:
+def _changes(run: RunDir, config: DictConfig) -> list[str]:
+    """What decides the result and differs from the run's stored configuration."""
     from omegaconf import OmegaConf
 
-    if config.run.on_change == "accept":
-        return
-    before = OmegaConf.to_container(OmegaConf.load(run.config))
-    after = OmegaConf.to_container(config)
-    assert isinstance(before, dict)
-    assert isinstance(after, dict)
-    changed = differences({str(k): v for k, v in before.items()}, {str(k): v for k, v in after.items()})
-    if changed:
-        raise UserError(
-            f"this name is taken by a run with another configuration ({'; '.join(changed)})",
-            key="run.name",
-            value=run.name,
-            instead="another run.name, the old values, or run.on_change=accept to go on from its checkpoint with these",
-        )
+    before: Any = OmegaConf.to_container(OmegaConf.load(run.config))
+    after: Any = OmegaConf.to_container(config)
+    return differences(before, after)
 
 
 def _refuse_doubles(configs: Sequence[DictConfig]) -> None:

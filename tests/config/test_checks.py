@@ -25,6 +25,7 @@ def test_the_default_run_has_no_mistake() -> None:
         ("precision.compute=fp8", "fp32"),
         ("optim.schedule.name=cosin", "did you mean cosine?"),
         ("comm.backend=glo", "did you mean gloo?"),
+        ("comm.backend=nccl", "cluster.gpus_per_node"),
         ("run.on_change=overwrite", "refuse"),
         ("train.steps=0", "at least 1"),
         ("train.micro_batch=0", "at least 1"),
