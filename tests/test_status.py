@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -216,12 +219,11 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "dthpc.status", *words]
 
 
-def on_terminal(words: list[str], **env: str) -> str:
+def on_terminal(words: list[str], columns: int = 140, **env: str) -> str:
     """What the command shows on a terminal."""
     main_end, side = pty.openpty()
-    process = subprocess.Popen(
-        words, stdout=side, env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", **env}
-    )
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    process = subprocess.Popen(words, stdout=side, env={**os.environ, "TERM": "xterm-256color", **env})
     os.close(side)
     text = b""
     while True:
@@ -241,6 +243,12 @@ def test_colour_is_for_terminals_that_want_it(root: Path) -> None:
     assert "\x1b[" in on_terminal(command(), PYTHONIOENCODING="utf-8")
     assert "\x1b[3" not in on_terminal(command(), PYTHONIOENCODING="utf-8", NO_COLOR="1")
     assert "\x1b" not in on_terminal(command(), TERM="dumb")
+
+
+def test_a_narrow_terminal_gets_the_reasons_below_the_table(root: Path) -> None:
+    lines = on_terminal(command(), columns=80, PYTHONIOENCODING="utf-8", NO_COLOR="1").splitlines()
+    assert any(line.startswith("bad: rank 1 on n1: ValueError: the data has a hole") for line in lines)
+    assert "WHY" not in lines[0]
 
 
 def test_an_ascii_pipe_is_no_error(root: Path) -> None:

@@ -316,7 +316,8 @@ def _ask(slurm: Jobs | None, job_ids: list[str], detail: bool) -> tuple[dict[str
                 jobs[job_id] = slurm.job(job_id) or job
         return jobs, None
     except UserError as error:
-        return None, error.why
+        # Of all that Slurm printed, the last message is the one that says what failed.
+        return None, error.why.split(" | ")[-1].partition(";")[0]
 
 
 def _guard(report: RunReport, path: Path, read: Callable[[], T]) -> T | None:
@@ -338,7 +339,7 @@ def _moment(text: str | None) -> float | None:
 
 def job_ids(run: RunDir) -> set[str]:
     """Ids of all Slurm jobs that a run had, as far as its records can be read."""
-    note = _read(run, detail=True)
+    note = _read(run, detail=False)
     known = {attempt.job_id for attempt in note.report.attempts} | {note.report.job_id}
     return {job_id for job_id in known if job_id is not None}
 

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from dthpc.launch.report import AttemptReport, RunReport
 from dthpc.monitor.summary import aligned, place_rows, run_word, short_path
-from dthpc.monitor.table import Column, print_lines, print_table
+from dthpc.monitor.table import Column, is_terminal, print_lines, print_table, terminal_width
 from dthpc.monitor.units import UNKNOWN, clock, count, decimal, duration, milliseconds
 from dthpc.rundir import RunDir
 
@@ -39,11 +39,22 @@ _COLUMNS = (
 )
 
 
+_WIDE = 120
+"""Columns of a terminal from which on the table has room for the reasons."""
+
+
 def print_overview(out: TextIO, reports: list[RunReport]) -> None:
     """Print the table of runs."""
-    print_table(
-        out, _COLUMNS, [_row(report) for report in reports], [STYLES.get(report.state, "") for report in reports]
-    )
+    rows = [_row(report) for report in reports]
+    styles = [STYLES.get(report.state, "") for report in reports]
+    if not is_terminal(out) or terminal_width(out) >= _WIDE:
+        print_table(out, _COLUMNS, rows, styles)
+        return
+    # Beside the numbers, the reasons would have a few letters a line: they go below.
+    print_table(out, _COLUMNS[:-1], [row[:-1] for row in rows], styles)
+    for row in rows:
+        if row[-1]:
+            print_lines(out, f"{row[0]}: {row[-1]}")
 
 
 def print_detail(out: TextIO, report: RunReport, now: float | None = None) -> None:

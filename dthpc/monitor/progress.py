@@ -212,6 +212,8 @@ class Progress:
 
     def _on_checkpoint_saved(self, event: dict[str, Any], moment: float | None) -> None:
         self.checkpoint_step = integer(event.get("step"))
+        if self.checkpoint_step is not None:
+            self.step = max(self.step or 0, self.checkpoint_step)  # not every step has a record of its own
         self.checkpoint_time = moment
 
     def _on_stop_requested(self, event: dict[str, Any], moment: float | None) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import TextIO
 
-from dthpc.monitor.table import is_terminal, print_lines, takes_unicode
+from dthpc.monitor.table import is_terminal, print_lines, takes_unicode, terminal_width
 
 REDRAW_S = 0.25
 """Fewest seconds between two drawings of the changing line: people read no faster, and the ranks need the cores."""
@@ -57,10 +56,7 @@ class Screen:
     @property
     def width(self) -> int:
         """Columns that the changing line may take: one less than there are, so that it never wraps."""
-        try:
-            return max(1, (os.get_terminal_size(self._out.fileno()).columns or 80) - 1)
-        except (OSError, ValueError):
-            return 79
+        return max(1, terminal_width(self._out) - 1)
 
     def _raw(self, text: str) -> None:
         def write() -> None:

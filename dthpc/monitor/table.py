@@ -30,6 +30,14 @@ def is_terminal(out: TextIO) -> bool:
         return False
 
 
+def terminal_width(out: TextIO) -> int:
+    """Columns of the terminal that `out` is; 80 where it does not tell."""
+    try:
+        return os.get_terminal_size(out.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
 def takes_unicode(out: TextIO) -> bool:
     """Whether `out` can show characters beyond ASCII."""
     return "utf" in (getattr(out, "encoding", None) or "").lower()

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
 import pty
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,7 +93,7 @@ class Terminal:
         self.main, side = pty.openpty()
         env = {**os.environ, "TERM": "xterm", "PYTHONIOENCODING": "utf-8"}
         command = [sys.executable, "-c", DOOR, str(run.path), mode]
-        subprocess.run(["stty", "cols", str(columns)], stdin=side, check=True)
+        fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.process = subprocess.Popen(
             command, stdin=side, stdout=side, stderr=side, env=env, start_new_session=True, preexec_fn=self._own(side)
         )
@@ -100,9 +103,6 @@ class Terminal:
     @staticmethod
     def _own(side: int) -> Callable[[], None]:
         def take() -> None:
-            import fcntl
-            import termios
-
             fcntl.ioctl(side, termios.TIOCSCTTY, 0)
 
         return take
