@@ -122,7 +122,9 @@ def _allocation(case: _Case) -> Iterator[Verdict]:
 
 
 def _options(case: _Case) -> Iterator[Verdict]:
-    found = option_mistakes(case.cfg) + unknown_options(case.cfg, case.client)
+    found = option_mistakes(case.cfg)
+    told = {one.key for one in found}
+    found += [one for one in unknown_options(case.cfg, case.client) if one.key not in told]
     yield from (error("options", one) for one in found)
     given = [*case.cfg.cluster.sbatch, *case.cfg.cluster.srun]
     if given and not found:

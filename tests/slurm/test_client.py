@@ -104,13 +104,9 @@ def test_without_accounting_it_says_so(commands: Commands) -> None:
 
 
 def test_many_jobs_take_one_question_each(commands: Commands) -> None:
-    commands.add(
-        "squeue", 'echo "$@" >> "$HERE/asked"; echo "5_1|RUNNING|None|p|me|0:05|1:00|N/A|1|n1"; [ -z "$SQUEUE_FORMAT" ]'
-    )
-    commands.add(
-        "sacct",
-        'echo "$@" >> "$HERE/asked"; echo "6|me|p|a|q|FAILED|1:0|00:01:00|00:01:00|1|node=1|Unknown|Unknown|Unknown|n1"',
-    )
+    noted = 'echo "$@" >> "$HERE/asked"; [ -z "$SQUEUE_FORMAT" ]'
+    commands.add("squeue", f'{noted} && echo "5_1|RUNNING|None|p|me|0:05|1:00|N/A|1|n1"')
+    commands.add("sacct", f'{noted} && echo "6|me|p|a|q|FAILED|1:0|00:01:00|00:01:00|1|node=1|N/A|N/A|N/A|n1"')
     jobs = commands.client().jobs(["6", "5_1", "7", "6"])
     assert {job_id: job.state for job_id, job in jobs.items()} == {"5_1": "RUNNING", "6": "FAILED"}
     queue, accounting = (commands.folder / "asked").read_text().splitlines()
