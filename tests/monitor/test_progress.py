@@ -68,6 +68,11 @@ def test_a_restart_starts_from_the_step_it_resumed_at() -> None:
     assert progress.eta(202.0) is None
 
 
+def test_a_checkpoint_proves_its_step() -> None:
+    progress = fold([*training(steps=10), at(22.0, "checkpoint_saved", step=13)])
+    assert (progress.step, progress.checkpoint_step) == (13, 13)
+
+
 def test_non_finite_numbers_are_kept_as_such() -> None:
     loss = fold([at(1.0, "step", step=1, loss="nan")]).loss
     assert loss is not None
