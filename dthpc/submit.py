@@ -82,9 +82,9 @@ def _preview(prepared: list[Prepared], as_json: bool) -> int:
 
 def _follow(pending: list[Prepared], jobs: list[Any]) -> int:
     from dthpc.launch.follow import follow
-    from dthpc.slurm.client import SlurmClient
+    from dthpc.launch.survey import quick_client
 
-    slurm = SlurmClient() if shutil.which("squeue") else None
+    slurm = quick_client() if shutil.which("squeue") else None
     worst = 0
     for item, job in zip(pending, jobs, strict=True):
         print(f"run {item.run.name}: {item.run.path}")

@@ -18,7 +18,7 @@ from dthpc.launch.planning import make_plan
 from dthpc.launch.preflight import judge_launch
 from dthpc.launch.report import RunReport
 from dthpc.launch.site import Site, probe
-from dthpc.launch.survey import is_run, survey
+from dthpc.launch.survey import is_run, quick_client, survey
 from dthpc.launch.verdicts import Verdict
 from dthpc.monitor.events import EventLog
 from dthpc.rundir import RunDir
@@ -191,7 +191,7 @@ def _earlier(run: RunDir, config: DictConfig) -> tuple[RunReport | None, bool]:
             value=run.name,
             instead="another run.name, the old values, or run.on_change=accept to go on from its checkpoint with these",
         )
-    slurm = SlurmClient() if shutil.which("squeue") else None
+    slurm = quick_client() if shutil.which("squeue") else None
     report = survey([run], slurm)[0]
     if not report.ended:
         job = f" as job {report.job_id}" if report.job_id and report.kind == "slurm" else ""
