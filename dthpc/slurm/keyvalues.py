@@ -28,15 +28,11 @@ _AFTER_FREE_TEXT = {
     "SystemComment": {"AdminComment", "StdErr", "Comment"},
     "Command": {"WorkDir"},
     "SubmitLine": {"WorkDir"},
-    "WorkDir": {"AdminComment", "SystemComment", "Comment", "StdErr", "StdOut"},
-    "StdErr": {"StdIn"},
-    "StdIn": {"StdOut"},
-    "StdOut": {"Power", "TresPerNode", "TresPerJob", "TresPerTask", "TresBind", "MailUser", "NtasksPerTRES:0"},
     "Reason": {"Dependency", "Comment"},
     "OS": {"RealMemory"},
     "Extra": {"Reason", "Comment"},
 }
-"""The keys that may follow a free text, which alone end it on a one-liner."""
+"""The keys that may follow a free text, which alone end it on a one-liner. Paths end at any key there."""
 
 
 def clean_lines(text: str) -> list[str]:
@@ -90,10 +86,10 @@ def _pairs(line: str) -> list[tuple[str, str]]:
     while position < len(found):
         match = found[position]
         following = position + 1
-        if match[1] in FREE_TEXT and (spread or match[1] == "JobName"):
+        if match[1] in _AFTER_FREE_TEXT and (spread or match[1] == "JobName"):
             later = (index for index in range(following, len(found)) if found[index][1] in _AFTER_FREE_TEXT[match[1]])
             following = next(later, following if spread else len(found))
-        elif match[1] in FREE_TEXT and position == 0:
+        elif match[1] in FREE_TEXT and position == 0 and not spread:
             following = len(found)
         end = found[following].start() if following < len(found) else len(line)
         pairs.append((match[1], line[match.end() : end].strip()))
