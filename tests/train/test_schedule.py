@@ -42,3 +42,9 @@ def test_the_rate_scales_the_peak_of_the_configuration() -> None:
 def test_a_warm_up_as_long_as_the_run_is_no_division_by_zero() -> None:
     assert ratio(9, 10, name="cosine", warmup_steps=10) == 1.0
     assert 0 < ratio(10, 10, name="cosine", warmup_steps=10) <= 1
+
+
+def test_a_warm_up_that_is_not_given_follows_the_length_of_the_run() -> None:
+    assert [ratio(step, 100, name="constant") for step in (0, 3, 4)] == pytest.approx([0.2, 0.8, 1.0])
+    assert ratio(1998, 1_000_000, name="constant") == pytest.approx(1999 / 2000)
+    assert ratio(0, 5, name="constant") == 1.0
