@@ -32,10 +32,10 @@ def ratio(
 ) -> float:
     """The rate of one update over the peak rate, in (0, 1].
 
-    All schedules rise linearly over the first `warmup_steps` updates (None: a twentieth of all, at most 2000), the first
-    of which is already made with 1/warmup_steps. Then `constant` stays; `linear` and `cosine` (Loshchilov and Hutter
-    2016) fall to `min_ratio` at the end; `wsd` (Hu et al. 2024, "MiniCPM") stays until its last `decay_fraction` of all
-    steps, and then falls linearly.
+    All schedules rise linearly over the first `warmup_steps` updates (None: a twentieth of all, at most 2000), the
+    first of which is already made with 1/warmup_steps. Then `constant` stays; `linear` and `cosine` (Loshchilov and
+    Hutter 2016) fall to `min_ratio` at the end; `wsd` (Hu et al. 2024, "MiniCPM") stays until its last `decay_fraction`
+    of all steps, and then falls linearly.
     """
     if warmup_steps is None:
         warmup_steps = min(steps // 20, 2000)

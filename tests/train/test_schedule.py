@@ -21,7 +21,7 @@ def test_values_between_start_and_end() -> None:
     )
     assert ratio(60, 110, name="linear", warmup_steps=10, min_ratio=0.2) == pytest.approx(0.6)
     assert ratio(109, 110, name="constant", warmup_steps=10) == 1.0
-    wsd = [ratio(step, 100, name="wsd", min_ratio=0.0, decay_fraction=0.2) for step in (0, 79, 80, 90)]
+    wsd = [ratio(step, 100, name="wsd", warmup_steps=0, min_ratio=0.0, decay_fraction=0.2) for step in (0, 79, 80, 90)]
     assert wsd == pytest.approx([1.0, 1.0, 1.0, 0.5])
 
 
