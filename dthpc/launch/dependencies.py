@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dthpc.errors import UserError
+from dthpc.launch.survey import survey
 from dthpc.rundir import RunDir, read_json
 from dthpc.slurm.client import SlurmClient
 
@@ -62,9 +63,6 @@ def _job_of(word: str, root: Path) -> str | None:
 
 
 def _job_of_run(word: str, run: RunDir) -> str | None:
-    # Only here: reading a run's records takes modules that a submission without dependencies need not load.
-    from dthpc.launch.survey import survey
-
     report = survey([run], None)[0]
     if report.state == "finished":
         return None

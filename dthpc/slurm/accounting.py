@@ -54,6 +54,8 @@ def parse_sacct(text: str, columns: Sequence[str] | None = None) -> dict[str, Jo
 def _job(job_id: str, rows: list[Row]) -> JobRecord:
     """A job from its own line (the one that is no step), and its steps."""
     own = next((row for row in rows if "." not in (row.get("JobID") or row.get("JobIDRaw") or "")), rows[0])
+    # A cell that was cut at its column's width tells nothing that can be trusted; only a state can be completed.
+    own = {name: value for name, value in own.items() if name == "State" or not value.endswith("+")}
     state = job_state(own.get("State", ""))
     if state not in JOB_STATES:
         raise UserError("is no state of a job", key="sacct", value=own.get("State"))

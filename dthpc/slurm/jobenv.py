@@ -209,7 +209,8 @@ class _Reader:
     def gpus(self) -> list[int] | None:
         for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
             value = self.agreed("GPUs", name)
-            if value is not None:
+            # Some sites list unique ids instead of indices.
+            if value is not None and re.fullmatch(r"[\d,-]+", value):
                 return [int(index) for index in expand(f"[{value}]")]
         return None
 

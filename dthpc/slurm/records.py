@@ -32,9 +32,11 @@ JOB_STATES = FINAL_STATES | words(
 
 _UNUSABLE = words(
     "DOWN DRAIN DRAINED DRAINING DRNG FAIL FAILING FAILG FUTURE FUTR INVAL INVALID INVALID_REG MAINT NOT_RESPONDING "
-    "NO_RESPOND ERROR UNKNOWN UNK PERFCTRS NPC BLOCKED BLOCK"
+    "NO_RESPOND ERROR UNKNOWN UNK PERFCTRS NPC BLOCKED BLOCK RESERVED RESV"
 )
-_IDLE_LIKE = frozenset({"IDLE", "MIXED", "MIX", "ALLOCATED", "ALLOC", "COMPLETING", "COMP", "RESERVED", "RESV"})
+_IDLE_LIKE = words("IDLE MIXED MIX ALLOCATED ALLOC COMPLETING COMP PLANNED PLND")
+# Where there are several, the first that tells something counts: newer versions tell requested and allocated apart.
+_TRES = ("TRES", "AllocTRES", "ReqTRES")
 # Marks of sinfo: `*` not responding, `$` maintenance; the others (`~ # ! % @ ^ - +`) tell of power, boot or planning.
 _UNUSABLE_MARKS = frozenset("*$")
 
@@ -128,7 +130,7 @@ class NodeRecord:
     """As printed, such as `IDLE+DRAIN`."""
 
     usable: bool
-    """Whether jobs are started on it: not down, drained, failing, in maintenance or silent."""
+    """Whether any job is started on it: not down, drained, failing, reserved, in maintenance or silent."""
 
     cpus: int
     usable_cpus: int
@@ -236,15 +238,20 @@ def exit_status(text: str | None) -> tuple[int | None, int | None]:
 
 
 def job_state(text: str) -> str:
-    """The state alone, of `CANCELLED by 1000` or `CANCELLED+`."""
-    return text.split()[0].rstrip("+").upper() if text.strip() else "UNKNOWN"
+    """The state alone, of `CANCELLED by 1000`, `CANCELLED+` or `OUT_OF_ME+` (cut at the width of a column)."""
+    word = text.split()[0].upper() if text.strip() else "UNKNOWN"
+    cut = word.removesuffix("+")
+    if cut == word or cut in JOB_STATES:
+        return cut
+    whole = [state for state in JOB_STATES if state.startswith(cut)]
+    return whole[0] if len(whole) == 1 else word
 
 
 def _job(record: Record) -> JobRecord:
     state = job_state(record.get("JobState", ""))
     # After a requeue Slurm goes on showing the BatchHost of the earlier start: only a node list proves an allocation.
     listed = optional(record, "NodeList")
-    tres = parse_tres(record.get("TRES") or record.get("AllocTRES") or record.get("ReqTRES") or "")
+    tres = parse_tres(next((text for key in _TRES if (text := optional(record, key))), ""))
     nodes = expand(listed) if listed else []
     code, signal = exit_status(record.get("ExitCode"))
     offset = optional(record, "HetJobOffset") or optional(record, "PackJobOffset")
@@ -253,7 +260,7 @@ def _job(record: Record) -> JobRecord:
         state=state,
         source="scontrol",
         name=optional(record, "JobName"),
-        user=re.sub(r"\(\d+\)$", "", record.get("UserId", "")) or None,
+        user=re.sub(r"\([^()]*\)$", "", record.get("UserId", "")) or None,
         partition=optional(record, "Partition"),
         account=optional(record, "Account"),
         qos=optional(record, "QOS"),

@@ -31,7 +31,7 @@ _TYPED_TIME = re.compile(
 )
 _PRINTED_MEMORY = re.compile(r"(\d+(?:\.\d+)?)([KMGTP]?)[Bnc]?", re.ASCII | re.IGNORECASE)
 _TYPED_MEMORY = re.compile(r"(\d{1,15})([KMGT]?)B?", re.ASCII | re.IGNORECASE)
-_POWERS = {"K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
+_POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40, "P": 50}
 _THOUSANDS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
 
 

@@ -56,3 +56,14 @@ def test_what_cannot_be_told_is_refused() -> None:
         parse_sacct("JobID|State\n9|SLEEPY\n")
     with pytest.raises(UserError, match="is no job id"):
         parse_sacct("JobID|State\nnine|FAILED\n")
+
+
+def test_cells_that_were_cut_are_not_guessed() -> None:
+    text = (
+        "JobID           State  Timelimit        NodeList   MaxRSS\n"
+        "------------ -------- ---------- --------------- --------\n"
+        "5            OUT_OF_+ Partition+ node[01-08,11-+         \n"
+        "5.bat+       OUT_OF_+                    node01        0 \n"
+    )
+    job = parse_sacct(text)["5"]
+    assert (job.state, job.time_limit_s, job.nodes, job.max_rss_kb) == ("OUT_OF_MEMORY", None, [], 0)

@@ -108,3 +108,7 @@ def test_components_of_a_heterogeneous_job() -> None:
 def test_a_text_without_variables_is_refused() -> None:
     with pytest.raises(UserError, match="no SLURM_"):
         parse_environments("PATH=/bin\n")
+
+
+def test_unique_ids_of_gpus_are_no_indices() -> None:
+    assert read_environment({"SLURM_JOB_GPUS": "GPU-12ab,GPU-34cd"}).gpus is None

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from dthpc.errors import UserError
-from dthpc.slurm.records import as_dict, parse_jobs, parse_nodes, parse_partitions, state_is_usable
+from dthpc.slurm.records import as_dict, job_state, parse_jobs, parse_nodes, parse_partitions, state_is_usable
 
 RUNNING = """\
 JobId=12 ArrayJobId=10 ArrayTaskId=1 JobName=x
@@ -85,6 +85,8 @@ def test_a_node() -> None:
         ("IDLE+CLOUD+POWERED_DOWN", True),
         ("idle~", True),
         ("mix-", True),
+        ("plnd", True),
+        ("resv", False),
         ("IDLE+DRAIN", False),
         ("drng", False),
         ("down*", False),
@@ -109,3 +111,22 @@ def test_a_partition() -> None:
     assert (partition.max_time_s, partition.default_time_s, partition.grace_time_s) == (86400, None, 20)
     assert (partition.max_nodes, partition.min_nodes, partition.total_nodes) == (math.inf, 1, 3)
     assert (partition.preempt_mode, partition.qos) == ("REQUEUE", None)
+
+
+def test_requested_resources_of_a_job_that_has_none_yet() -> None:
+    (job,) = parse_jobs("JobId=1 UserId=x(UNKNOWN) JobState=PENDING\n  ReqTRES=cpu=2,gres/gpu=4\n  AllocTRES=(null)\n")
+    assert (job.gpus, job.user) == (4, "x")
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("CANCELLED by 5", "CANCELLED"),
+        ("CANCELLED+", "CANCELLED"),
+        ("OUT_OF_ME+", "OUT_OF_MEMORY"),
+        ("RE+", "RE+"),
+        ("", "UNKNOWN"),
+    ],
+)
+def test_states_with_an_addition_or_cut(text: str, state: str) -> None:
+    assert job_state(text) == state
