@@ -172,11 +172,6 @@ def file_pattern(folder: Path, name: str) -> str:
     return f"{str(folder).replace('%', '%%')}/{name}"
 
 
-def option_lines(options: dict[str, Any]) -> list[str]:
-    """Options as words of a command line, in the order of their names."""
-    return [_word(name, options[name]) for name in sorted(options)]
-
-
 def _mistake(group: str, name: str, value: Any, owners: dict[str, str], ours: frozenset[str]) -> list[UserError]:
     long = _long(name)
     key = f"{group}.{name}"
