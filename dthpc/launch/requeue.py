@@ -8,13 +8,14 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 
+from dthpc.errors import UserError
 from dthpc.launch.environment import scrub
 from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.processes import CHAIN_VARIABLE
 from dthpc.resilience.decide import SchedulerState
 from dthpc.rundir import RunDir
 from dthpc.slurm.client import SlurmClient, SlurmError
-from dthpc.slurm.records import JobRecord
+from dthpc.slurm.records import JobRecord, parse_jobs
 
 _TIMEOUT_S = 5.0
 _PATIENCE_S = 8.0
@@ -54,11 +55,14 @@ def scheduler_state(client: SlurmClient, env: Mapping[str, str]) -> SchedulerSta
     name = job_name(env)
     if name is None:
         return None
-    try:
-        record = client.job(name)
-    except SlurmError:
+    # Only the controller is asked: neither the queue nor accounting knows of a preemption that is under way.
+    answer = client.query(["scontrol", "--oneliner", "show", "job", name])
+    if answer.code != 0:
         return None
-    return None if record is None else to_state(record, restart_count(env), time.time())
+    try:
+        return to_state(parse_jobs(answer.output)[0], restart_count(env), time.time())
+    except UserError:
+        return None
 
 
 def to_state(record: JobRecord, restarts: int, now: float) -> SchedulerState:
