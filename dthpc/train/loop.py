@@ -90,21 +90,23 @@ def train(t: Training) -> None:
         Stopped: the ranks agreed to stop; the state of this step boundary is saved.
         FloatingPointError: a loss or gradient is not finite; on all ranks at the same step.
     """
-    steps, micro_batch, device = t.config.train.steps, t.config.train.micro_batch, t.context.device
+    seed, rank, device = t.config.run.seed, t.context.identity.rank, t.context.device
+    steps, micro_batch, grad_clip = (t.config.train[name] for name in ("steps", "micro_batch", "grad_clip"))
+    rate_of = learning_rate(t.config.optim, steps)
     t.tell("on_train_start")
     with _loader(t) as loader:
         while t.state.step < steps:
             began = time.perf_counter()
             batch = next(loader)
             _send_header(t, batch)
-            seed_step(t.config.run.seed, t.state.step, t.context.identity.rank, device)
+            seed_step(seed, t.state.step, rank, device)
             agreed, loss_sum = forward_backward(t.model, t.loss, batch, micro_batch, t.header, device)
             _settle(t, agreed)
             if agreed.stop is not None:
                 _stop(t, agreed.stop)
-            norm = clip(t.model, t.config.train.grad_clip)
+            norm = clip(t.model, grad_clip)
             _check_finite("the gradient norm", norm, t.state.step + 1)
-            rate = learning_rate(t.state.step, steps, t.config.optim)
+            rate = rate_of(t.state.step)
             set_learning_rate(t.optimizer, rate)
             t.optimizer.step()
             _advance(t, batch, agreed, loss_sum, rate, norm, time.perf_counter() - began)

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 
-def learning_rate(step: int, steps: int, optim: Any) -> float:
-    """The rate of one update.
+def learning_rate(optim: Any, steps: int) -> Callable[[int], float]:
+    """The rate of each update: a function of the number of updates made before it, from 0.
 
     Args:
-        step: updates made before this one, from 0.
+        optim: the `optim` group of the configuration, which is read here once and not in every step.
         steps: updates of the whole run.
-        optim: the `optim` group of the configuration.
     """
     peak: float = optim.lr
-    return peak * ratio(step, steps, **{key: optim.schedule[key] for key in FIELDS})
-
-
-FIELDS = ("name", "warmup_steps", "min_ratio", "decay_fraction")
+    schedule = {name: optim.schedule[name] for name in ("name", "warmup_steps", "min_ratio", "decay_fraction")}
+    return lambda step: peak * ratio(step, steps, **schedule)
 
 
 def ratio(

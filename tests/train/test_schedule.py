@@ -36,7 +36,7 @@ def test_decay_never_rises_and_ends_at_the_minimum(name: str) -> None:
 def test_the_rate_scales_the_peak_of_the_configuration() -> None:
     schedule = {"name": "constant", "warmup_steps": 4, "min_ratio": 0.1, "decay_fraction": 0.2}
     optim = OmegaConf.create({"lr": 0.02, "schedule": schedule})
-    assert learning_rate(1, 10, optim) == pytest.approx(0.01)
+    assert learning_rate(optim, 10)(1) == pytest.approx(0.01)
 
 
 def test_a_warm_up_as_long_as_the_run_is_no_division_by_zero() -> None:
