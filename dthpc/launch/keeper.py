@@ -173,6 +173,8 @@ class _Attempt:
                 ranks.send("SIGUSR2")
             elif name == "SIGTERM" and self.asked_at is None:
                 self.asked_at = time.monotonic()
+                if ranks.lost_nodes():
+                    ranks.kill()  # they can't save without their peers; why wait for the end of the grace
             return
         if name in ("SIGUSR1", "SIGUSR2") and self.asked is None:
             self.asked = "preempt"
@@ -217,6 +219,7 @@ class _Attempt:
             asked=self.asked,
             signals=tuple(self.signals),
             log_causes=tuple(log_causes(self.folder)) if self.keeper.in_slurm else (),
+            lost_nodes=tuple(ranks.lost_nodes()),
             last_words="" if len(records) == ranks.world_size else ranks.last_words(),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -22,6 +23,8 @@ PEER_GRACE_S = 10.0
 
 CHAIN_VARIABLE = "DTHPC_CHAIN"
 """Tells a continuation which command of the user it goes back to."""
+
+_NODE_FAILURE = re.compile(r"error: Node failure on (\S+)")
 
 _OUTER = (
     CHAIN_VARIABLE,
@@ -52,6 +55,9 @@ class Ranks(Protocol):
 
     def kill(self) -> None:
         """End them now."""
+
+    def lost_nodes(self) -> list[str]:
+        """Nodes that vanished under the ranks; the others wait for theirs in vain."""
 
     def exit_codes(self) -> dict[str, int]:
         """Exit codes of the processes that the keeper started; negative: number of a signal."""
@@ -123,6 +129,10 @@ class LocalRanks:
             if rank not in self._swept:
                 _kill_group(process)
 
+    def lost_nodes(self) -> list[str]:
+        """None: this machine is here."""
+        return []
+
     def exit_codes(self) -> dict[str, int]:
         """Exit codes by rank."""
         codes = {f"rank {rank}": process.poll() for rank, process in enumerate(self._processes)}
@@ -184,6 +194,10 @@ class SrunRanks:
         for _ in range(2):
             self.send("SIGINT")
             time.sleep(0.1)
+
+    def lost_nodes(self) -> list[str]:
+        """Nodes of which srun says that they failed."""
+        return [match[1] for line in _tail(self._log) if (match := _NODE_FAILURE.search(line))]
 
     def exit_codes(self) -> dict[str, int]:
         """Exit code of srun."""

@@ -179,6 +179,8 @@ def find_cause(outcome: Outcome, limits: Limits, scheduler: SchedulerState | Non
 def _cause_by_slurm(outcome: Outcome, limits: Limits, scheduler: SchedulerState) -> tuple[str, str] | None:
     named = [cause for cause in outcome.log_causes if cause != "cancelled"]
     saved = _saved(outcome)
+    if outcome.lost_nodes:
+        return "node_failure", f"{', '.join(outcome.lost_nodes)} failed" + saved
     if scheduler.requeued:
         cause = named[-1] if named else "requeued"
         return cause, _WORDS[cause] + saved

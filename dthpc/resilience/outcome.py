@@ -102,6 +102,9 @@ class Outcome:
     log_causes: tuple[str, ...] = ()
     """Causes that Slurm's lines in the logs name, in order; `cancelled` for a line that names none."""
 
+    lost_nodes: tuple[str, ...] = ()
+    """Nodes that vanished under the ranks."""
+
     last_words: str = ""
     """Last line that `srun` or a silent rank left."""
 
@@ -136,5 +139,6 @@ class Outcome:
             "rank_codes": {str(rank): record.code for rank, record in sorted(self.records.items())},
             "asked": self.asked,
             "signals": list(self.signals),
+            "lost_nodes": list(self.lost_nodes),
             "first_failure": None if failure is None else {**asdict(failure), "code": failure.code},
         }

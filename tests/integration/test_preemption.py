@@ -1,7 +1,7 @@
 """Training on a real Slurm through everything that interrupts it: the same bits as an undisturbed run, or a clear end.
 
-All scenarios run at once, each driven by what happens in it: a gate inside the run tells where it is, records tell how an
-attempt ended, and `scontrol` starts a requeued job that Slurm would hold back for two minutes.
+All scenarios run at once, each driven by what happens in it: a gate inside the run tells where it is, records tell how
+an attempt ended, and `scontrol` starts a requeued job that Slurm would hold back for two minutes.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Stage:
             minutes = (seconds_of(self.cluster.job(trial.job)["RunTime"]) + 90) // 60
             self.cluster.output("scontrol", "update", f"JobId={trial.job}", f"TimeLimit={minutes}")
             trial.end(attempt)
-            self.cluster.wait_job(trial.job, "PENDING", seconds=60)
+            trial.requeued()
             self.cluster.output("scontrol", "update", f"JobId={trial.job}", "TimeLimit=10")
             trial.open(step).release()
         return trial.done()
@@ -107,7 +107,7 @@ class Stage:
             trial.held(4, ranks=1)
         self.cluster.output("scancel", "-s", "USR2", trials[1].job)
         trials[1].end(0)
-        self.cluster.wait_job(trials[1].job, "PENDING", seconds=60)
+        trials[1].requeued()
         self.states = [self.cluster.job(trial.job)["JobState"] for trial in trials]
         trials[1].open(4).release()
         trials[1].done()
@@ -137,8 +137,7 @@ class Stage:
         lost = trial.start(0)["nodes"][1]
         self.cluster.link_down(lost)
         try:
-            self.cluster.wait_job(trial.job, "PENDING", seconds=150)
-            trial.open(5)
+            trial.requeued().open(5)
             self.cluster.output("scontrol", "update", f"JobId={trial.job}", "ExcNodeList=", "StartTime=now")
             return trial.done()
         finally:

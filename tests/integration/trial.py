@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +99,26 @@ class Trial:
 
     def release(self) -> Trial:
         """Start the requeued job now instead of in two minutes."""
-        self.cluster.wait_job(self.job, "PENDING", seconds=PATIENCE_S)
+        self.requeued()
         self.cluster.release(self.job)
+        return self
+
+    def requeued(self) -> Trial:
+        """Wait until the job is queued again, and may be started.
+
+        A slurmd refuses a start in the same second as the kill before ("already killed, do not launch batch job"): it
+        takes it for one that was on its way. The two minutes that are skipped here make sure of that otherwise.
+        """
+        self.cluster.wait_job(self.job, "PENDING", seconds=PATIENCE_S)
+        killed = datetime.fromisoformat(self.cluster.job(self.job)["SubmitTime"]).timestamp()
+        wait_for(lambda: time.time() > killed + 2)
         return self
 
     def done(self, state: str = "COMPLETED") -> Trial:
         """Wait until Slurm's job is over."""
-        self.cluster.wait_job(self.job, state, seconds=PATIENCE_S)
+        final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED")
+        found = self.cluster.wait_job(self.job, *final, seconds=PATIENCE_S)
+        assert found == state, self.keeper_log()
         return self
 
     # --- what the test looks at -------------------------------------------------------------------------------------

@@ -66,7 +66,8 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     for name in ("scontrol", "sbatch"):
         command = folder / name
         command.write_text(
-            f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/calls\nenv | sort > {tmp_path}/environment\n. {tmp_path}/answer\n'
+            f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/calls\n'
+            f"env | sort > {tmp_path}/environment\n. {tmp_path}/answer\n"
         )
         command.chmod(0o755)
     (tmp_path / "answer").write_text("exit 0")
