@@ -38,6 +38,7 @@ class Stage:
             "requeued": self._start(self._requeue),
             "cancelled": self._start(self._cancel),
             "array": self._start(self._array),
+            "resubmitted": self._start(self._resubmit),
             "finished": self._start(self._requeue_finished),
             "broken": self._start(self._broken),
             "node lost": self._start(self._lose_node),
@@ -113,6 +114,16 @@ class Stage:
         trials[1].done()
         trials[0].open(4).done()
         return trials
+
+    def _resubmit(self) -> Trial:
+        """A site that does not requeue: the run goes on in a job of its own."""
+        where = (*TWO_RANKS, *self._quiet(), FAR, "cluster.requeue=resubmit")
+        trial = self.trial("resubmitted", *where, gates=(4,)).submit().held(4)
+        self.cluster.output("scancel", "-s", "USR2", trial.job)
+        trial.end(0)
+        self.first_job = trial.open(4).job
+        trial.job = wait_for(trial.continuation, 60)
+        return trial.done()
 
     def _requeue_finished(self) -> Trial:
         trial = self.trial("finished", *self._quiet(), FAR).submit().done()
@@ -224,6 +235,14 @@ def test_a_task_of_an_array_requeues_only_itself(stage: Stage) -> None:
     assert [trial.start(0)["restart_count"] for trial in (first, last)] == [0, 0]
     assert last.start(1)["restart_count"] == 1
     assert [trial.start(0)["job_id"] for trial in (first, last)] == [first.job, last.job]
+
+
+def test_a_run_that_may_not_be_requeued_submits_its_continuation(stage: Stage) -> None:
+    trial = stage["resubmitted"]
+    assert trial.ends() == [("preempted", "resubmit"), ("finished", "finish")]
+    assert [trial.start(attempt)["job_id"] for attempt in (0, 1)] == [stage.first_job, trial.job]
+    assert trial.start(0)["chain"] == trial.start(1)["chain"]
+    assert has_the_bits_of(trial, stage["reference"])
 
 
 def test_a_finished_run_that_comes_back_ends_at_once_and_well(stage: Stage) -> None:

@@ -121,6 +121,12 @@ class Trial:
         assert found == state, self.keeper_log()
         return self
 
+    def continuation(self) -> str | None:
+        """The job that the keeper submitted to go on in, once there is one."""
+        events, _ = read_events(self.run.events)
+        jobs = [event["job_id"] for event in events if event.get("launcher") == "continuation"]
+        return jobs[-1] if jobs else None
+
     # --- what the test looks at -------------------------------------------------------------------------------------
 
     def ends(self) -> list[tuple[str, str]]:
