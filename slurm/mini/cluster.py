@@ -256,7 +256,7 @@ class Cluster:
             seen = state()
             return seen in states
 
-        if not procs.wait_for(arrived, seconds, 0.1):
+        if not procs.wait_for(arrived, seconds, 0.2):
             raise MiniError(f"{what} is {seen} after {seconds} s, not {' or '.join(states)}")
         return seen
 
@@ -283,7 +283,7 @@ class Cluster:
     # --- looking ------------------------------------------------------------------------------------------------
 
     def status(self):
-        """Daemons, nodes and partitions, as plain data; without slurmctld nothing is known of the latter two."""
+        """Daemons, nodes and partitions, as plain data; of the latter two nothing is known unless slurmctld answers."""
         pids = {daemon: self.daemons.pid(daemon) for daemon in self.daemons.names}
         nodes, partitions = {}, []
         if pids["slurmctld"]:
@@ -291,7 +291,7 @@ class Cluster:
             partitions = self.daemons.on_login(["sinfo", "-h", "-o", "%R %a %D"]).stdout.splitlines()
         return {
             "name": self.name,
-            "healthy": all(pids.values()),
+            "healthy": all(pids.values()) and bool(nodes),
             "daemons": {daemon: {"pid": pid, "alive": pid is not None} for daemon, pid in pids.items()},
             "nodes": nodes,
             "partitions": [dict(zip(("name", "state", "nodes"), line.split(), strict=True)) for line in partitions],

@@ -101,7 +101,7 @@ class Daemons:
         words = ["setsid", "--fork", self.layout.enter, machine_of(daemon), host.find(program), *words]
         with open(self.layout.output_of(daemon), "ab") as output:
             streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-            subprocess.run(words, env=settings, cwd="/", check=True, **streams)
+            subprocess.run(words, env=settings, cwd="/", umask=0o022, check=True, **streams)
         if not procs.wait_for(lambda: self.pid(daemon), 5, 0.005):
             raise self.failure(daemon, "did not start")
 

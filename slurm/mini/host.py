@@ -114,7 +114,7 @@ def apt(*words):
 
 @contextlib.contextmanager
 def services_held_back():
-    """While this holds, Debian's packages start no service."""
+    """While this holds, Debian's packages start no service; a policy that the machine has already stays in force."""
     ours = not POLICY.exists() or POLICY_MARK in POLICY.read_text()
     if ours:
         POLICY.write_text(f"#!/bin/sh\n{POLICY_MARK}\nexit 101\n")

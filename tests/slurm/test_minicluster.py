@@ -198,6 +198,23 @@ def test_without_root_one_message_says_what_to_type(monkeypatch):
         Cluster("x").up()
 
 
+def test_install_does_nothing_twice_and_lets_no_service_start(monkeypatch, tmp_path, capsys):
+    seen = []
+    monkeypatch.setattr(host, "POLICY", tmp_path / "policy-rc.d")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(host.shutil, "which", lambda program, path=None: None if program == "systemctl" else program)
+    monkeypatch.setattr(host, "find", lambda program: seen or program != "munged")
+    monkeypatch.setattr(host, "apt", lambda *words: seen.append((words, host.POLICY.read_text())))
+    host.install(print)
+    assert [words[0] for words, _ in seen] == ["update", "install"]
+    assert "munge" in seen[1][0]
+    assert all(policy.endswith("exit 101\n") for _, policy in seen)
+    assert not host.POLICY.exists()
+    host.install(print)
+    assert len(seen) == 2
+    assert capsys.readouterr().out == "installed munge\neverything is installed already\n"
+
+
 # --- a cluster --------------------------------------------------------------------------------------------------------
 
 
@@ -327,6 +344,10 @@ def test_a_daemon_may_die_and_come_back(qos_cluster):
         assert cli("daemon", "--name", qos_cluster.name, daemon, "kill").returncode == 0
         assert f"{daemon:16} DEAD" in cli("status", "--name", qos_cluster.name).stdout
         assert cli("daemon", "--name", qos_cluster.name, daemon, "restart").returncode == 0
+    assert cli("node", "--name", qos_cluster.name, "node1", "crash").returncode == 0
+    assert cli("status", "--name", qos_cluster.name).returncode == 1
+    assert cli("node", "--name", qos_cluster.name, "node1", "restart").returncode == 0
+    qos_cluster.wait_node("node1", "idle")
     assert cli("status", "--name", qos_cluster.name).returncode == 0
 
 
