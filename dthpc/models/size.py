@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dthpc.models.check import default_hidden
+from dthpc.models.check import GPT_TARGET, default_hidden
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,13 +26,26 @@ def gpt_flops_per_token(model: Mapping[str, Any], seq_len: int, vocab_size: int 
     return 6.0 * _matrix_parameters(model, vocab_size) + attention
 
 
+def flops_per_token(config: Any, parameters: int, vocab_size: int | None) -> float:
+    """FLOPs of forward and backward for one token of a run: by the formula for a GPT, 6N for any other model.
+
+    Args:
+        config: the whole configuration.
+        parameters: N, of the model as it was built.
+        vocab_size: of the data.
+    """
+    if config.model.get("_target_") != GPT_TARGET:
+        return 6.0 * parameters
+    return gpt_flops_per_token(config.model, config.train.seq_len, vocab_size)
+
+
 def _matrix_parameters(model: Mapping[str, Any], vocab_size: int | None) -> int:
     dim, layers, heads = int(model["dim"]), int(model["layers"]), int(model["heads"])
     vocab: int | None = model.get("vocab_size") or vocab_size
     if vocab is None:
         raise ValueError("the vocabulary's size is known neither from the model nor from the data")
     kv_dim: int = dim // heads * (model.get("kv_heads") or heads)
-    mlp = model.get("mlp", "swiglu")
+    mlp = model.get("mlp") or "swiglu"
     hidden: int = model.get("hidden") or default_hidden(dim, mlp)
     attention = 2 * dim * dim + 2 * dim * kv_dim
     feed_forward = (3 if mlp == "swiglu" else 2) * dim * hidden

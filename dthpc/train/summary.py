@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dthpc.models.size import count_parameters, flops_per_token
 from dthpc.monitor.events import read_events
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ def summarize(t: Training, totals: Totals, bigram_bits_per_byte: float | None) -
     events, _ = read_events(t.context.run.events)
     started = min((event["time"] for event in events if event.get("kind") == "attempt_start"), default=None)
     evaluation, step = t.last_eval, t.last_step
+    parameters = count_parameters(t.model.module)
+    rate = totals.targets / totals.seconds if totals.steps else None
+    flops = flops_per_token(t.config, parameters, getattr(t.data, "vocab_size", None))
     return {
         "step": t.state.step,
         "samples": t.state.samples,
@@ -71,8 +75,9 @@ def summarize(t: Training, totals: Totals, bigram_bits_per_byte: float | None) -
         "eval_loss": evaluation.loss if evaluation else None,
         "bits_per_byte": evaluation.bits_per_byte if evaluation else None,
         "bigram_bits_per_byte": bigram_bits_per_byte,
-        "params": sum(p.numel() for p in t.model.module.parameters()),
-        "tokens_per_s": totals.targets / totals.seconds if totals.steps else None,
+        "params": parameters,
+        "tokens_per_s": rate,
+        "flops_per_s": rate * flops if rate is not None else None,
         "step_time": totals.seconds / totals.steps if totals.steps else None,
         "seconds": time.time() - started if started is not None else None,
         "step_seconds": totals.seconds,

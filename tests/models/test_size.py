@@ -3,9 +3,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from omegaconf import OmegaConf
 
 from dthpc.models.gpt import GPT
-from dthpc.models.size import count_parameters, gpt_flops_per_token, gpt_parameters
+from dthpc.models.size import count_parameters, flops_per_token, gpt_flops_per_token, gpt_parameters
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,11 @@ def test_flops_of_gpt_3_are_those_of_the_formula() -> None:
 def test_an_unknown_vocabulary_is_an_error() -> None:
     with pytest.raises(ValueError, match="vocabulary"):
         gpt_parameters({"dim": 8, "layers": 1, "heads": 1})
+
+
+def test_other_models_count_six_a_parameter() -> None:
+    model = {"_target_": "dthpc.models.gpt.GPT", "dim": 8, "layers": 1, "heads": 2, "mlp": "gelu"}
+    config = OmegaConf.create({"model": model, "train": {"seq_len": 16}})
+    assert flops_per_token(config, 1000, 32) == gpt_flops_per_token(model, 16, 32)
+    config.model["_target_"] = "my.Model"
+    assert flops_per_token(config, 1000, None) == 6000
