@@ -50,7 +50,6 @@ class Attention(nn.Module):
     def __init__(self, dim: int, heads: int, kv_heads: int, *, bias: bool, dropout: float) -> None:
         super().__init__()
         self.head_dim = dim // heads
-        self.groups = heads // kv_heads
         self.dropout = dropout
         self.q = nn.Linear(dim, heads * self.head_dim, bias=bias)
         self.k = nn.Linear(dim, kv_heads * self.head_dim, bias=bias)
@@ -63,11 +62,13 @@ class Attention(nn.Module):
         q, k, v = (self._heads(projection(x)) for projection in (self.q, self.k, self.v))
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
-        if self.groups > 1:
-            # Measured on CPU: repeating beats enable_gqa, which falls back to the slow reference kernel there.
-            k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
         mixed = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True
+            q,
+            k,
+            v,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=True,
+            enable_gqa=q.shape[1] != k.shape[1],
         )
         result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return result

@@ -45,7 +45,7 @@ class ParallelModel:
         return [buffer.clone() for buffer in self.buffers]
 
     def finish_step(self) -> None:
-        """Wait for the gradients' sums, and give every replica the first one's buffers, so that one can save for all."""
+        """Wait for the gradients' sums, and give every replica the first one's buffers, which are saved."""
         self.gradients.finish()
         if self.group is not None:
             _broadcast(self.buffers, self.group)
@@ -83,7 +83,8 @@ def parallelize(model: nn.Module, layout: Layout, mesh: DeviceMesh, config: Any)
 
 def persistent_buffers(model: nn.Module) -> list[Tensor]:
     """The buffers that belong to the model's state."""
-    return [value for name, value in model.state_dict().items() if name not in dict(model.named_parameters())]
+    saved = model.state_dict().keys()
+    return [buffer for name, buffer in model.named_buffers() if name in saved]
 
 
 def _broadcast(tensors: list[Any], group: dist.ProcessGroup) -> None:

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from dthpc.errors import UserError
-from dthpc.parallel.apply import _check_parameters
+from dthpc.models.gpt import GPT
+from dthpc.parallel.apply import _check_parameters, persistent_buffers
 from tests.parallel import tasks
 from tests.ranks import pool
 
@@ -21,3 +22,8 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
         _check_parameters(nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(UserError, match=r"parameter weight is torch\.bfloat16"):
         _check_parameters(nn.Linear(2, 2, dtype=torch.bfloat16))
+
+
+def test_only_buffers_that_are_saved_are_kept_in_step() -> None:
+    assert persistent_buffers(GPT(vocab_size=8, dim=8, layers=1, heads=2)) == []
+    assert len(persistent_buffers(nn.BatchNorm1d(3))) == 3
