@@ -15,9 +15,7 @@ from dthpc.errors import UserError, nearest
 WORDS = {
     "run.on_change": ("refuse", "accept"),
     "optim.schedule.name": ("constant", "cosine", "linear", "wsd"),
-    "precision.compute": ("fp32", "bf16"),
     "comm.backend": ("auto", "gloo", "nccl"),
-    "checkpoint.resume": ("auto", "never"),
     "cluster.kind": ("local", "slurm", "allocation"),
     "cluster.requeue": ("auto", "requeue", "resubmit", "never"),
     "cluster.container.runtime": (None, "apptainer", "pyxis"),
@@ -76,9 +74,9 @@ def find_mistakes(config: Any) -> list[UserError]:
 def _room_checks() -> list[Callable[[Any], list[UserError]]]:
     # Each room knows what its own part allows; these modules are free of torch.
     from dthpc.models import check as models
-    from dthpc.parallel import layout
+    from dthpc.parallel import layout, precision
 
-    return [models.check, layout.check, _text_source]
+    return [models.check, layout.check, precision.check, _text_source]
 
 
 def _top_level(config: Any) -> Iterator[UserError]:

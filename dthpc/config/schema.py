@@ -92,6 +92,9 @@ class OptimConfig:
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices; norms and biases are not decayed."""
 
+    no_decay: list[str] = field(default_factory=list)
+    """Patterns of parameter names that are not decayed although they are matrices, such as `embed.*`."""
+
     arguments: dict[str, Any] = field(default_factory=dict)
     """Further arguments of the class, such as `{betas: [0.9, 0.95], eps: 1e-8}`."""
 
@@ -145,9 +148,6 @@ class CheckpointConfig:
 
     save_lead_s: Optional[int] = None
     """Seconds before the time limit at which the run saves and asks for its requeue; null: derived from the site."""
-
-    resume: str = "auto"
-    """`auto`: go on from the newest checkpoint that verifies; `never`: refuse to start where there is one."""
 
 
 @dataclass
