@@ -8,7 +8,9 @@ from pathlib import Path
 from . import cgroups, conf, host
 from .spec import LOGIN
 
-NULL_DEVICE = os.makedev(1, 3)
+# Linux sets this major number aside for local use: no driver answers. The null device would not do, since
+# ConstrainDevices takes the GPUs that a job did not ask for from it, and no program can live without /dev/null.
+GPU_MAJOR = 120
 # These two write to their standard streams only; Slurm's daemons also keep a log with time stamps.
 PLAIN_LOGGERS = ("munged", "mariadb")
 
@@ -60,7 +62,7 @@ def write_files(spec, layout, addresses):
         (layout.etc / "slurmdbd.conf").touch(0o600)
         (layout.etc / "slurmdbd.conf").write_text(conf.slurmdbd_conf(layout, addresses))
     for i in range(spec.gpus):
-        os.mknod(layout.gpus / f"nvidia{i}", stat.S_IFCHR | 0o666, NULL_DEVICE)
+        os.mknod(layout.gpus / f"nvidia{i}", stat.S_IFCHR | 0o666, os.makedev(GPU_MAJOR, i))
     for node, lines in cgroups.create(spec.name, spec.node_names).items():
         (layout.cgroups / node).write_text("".join(f"{line}\n" for line in lines))
         cgroups.pin(spec.name, node, layout.cgroups / f"{node}.namespace")
