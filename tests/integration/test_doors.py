@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -166,7 +167,7 @@ def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path, texts: Path) -> N
     done = submit(tmp_path, *tiny(texts, "run.name=a"))
     assert done.returncode == 2
     assert "run.name" in done.stderr
-    assert os.listdir(tmp_path / "runs" / "a") == ["thesis.tex"]
+    assert [path.name for path in (tmp_path / "runs" / "a").iterdir()] == ["thesis.tex"]
 
 
 def test_records_tell_the_environment_without_its_secrets(tmp_path: Path, texts: Path) -> None:
@@ -187,8 +188,14 @@ def test_the_login_path_loads_no_torch(tmp_path: Path) -> None:
 
 
 def test_the_wheel_works_from_any_folder(tmp_path: Path, texts: Path) -> None:
+    # From a copy: building leaves folders beside the sources.
+    sources = tmp_path / "sources"
+    for name in ("dthpc", "conf"):
+        shutil.copytree(REPOSITORY / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, sources)
     wheels = tmp_path / "wheels"
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels), str(REPOSITORY)]
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(wheels), str(sources)]
     subprocess.run(build, check=True, timeout=240, capture_output=True)
     (wheel,) = wheels.glob("dthpc-*.whl")
     site = tmp_path / "site"
