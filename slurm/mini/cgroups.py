@@ -5,6 +5,7 @@ each other's. With a tree of its own per node, `down` also knows what to remove.
 """
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -88,9 +89,12 @@ def inherit(directory):
 def groups(name):
     """Every group of the cluster, innermost first."""
     tops = [point / tree(name) for _, _, point in hierarchies()]
-    return [
-        path for top in tops for path in [*sorted((p for p in top.rglob("*/")), reverse=True), top] if path.is_dir()
-    ]
+    return [path for top in tops if top.is_dir() for path in [*sorted(directories(top), reverse=True), top]]
+
+
+def directories(top):
+    """Every directory under `top`."""
+    return [Path(path) for path, _, _ in os.walk(top) if path != str(top)]
 
 
 def thaw(name):

@@ -188,8 +188,7 @@ class Cluster:
         """Plug it in again."""
         network.set_link(self.name, self._node(node), True)
         # Have slurmd register at once: slurmctld asks a node that was down only about once a minute.
-        if (pid := self.daemons.pid(f"slurmd.{node}")) is not None:
-            procs.kill(pid, signal.SIGHUP)
+        self.daemons.signal(f"slurmd.{node}", signal.SIGHUP)
 
     def limit(self, node, rate):
         """Shape the node's traffic, both ways: `100mbit` (tc's notation), or None to lift it."""

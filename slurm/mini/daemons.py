@@ -40,11 +40,15 @@ class Daemons:
 
     def stop(self, daemon, number=signal.SIGKILL):
         """End one daemon and wait for its end; fine if it is gone."""
+        self.signal(daemon, number)
+        if not procs.wait_for(lambda: self.pid(daemon) is None, 5):
+            raise MiniError(f"{daemon}: pid {self.pid(daemon)} is still there 5 s after signal {number}")
+
+    def signal(self, daemon, number):
+        """Send the daemon a signal; fine if it is gone."""
         pid = self.pid(daemon)
         if pid is not None:
-            procs.kill(pid, number)
-            if not procs.wait_for(lambda: self.pid(daemon) is None, 5):
-                raise MiniError(f"{daemon}: pid {pid} is still there 5 s after signal {number}")
+            procs.kill(pid, number, lambda: self.pid(daemon) == pid)
 
     def pid(self, daemon):
         """The daemon's pid, or None when it is not alive."""
@@ -76,7 +80,7 @@ class Daemons:
     def on_login(self, command, **options):
         """Run a short command on the login host; who is not root runs it here, which reaches the cluster too."""
         prefix = [self.layout.enter, LOGIN] if os.geteuid() == 0 else []
-        settings = {**clean_environment(), "SLURM_CONF": str(self.layout.slurm_conf), "PATH": host.search_path()}
+        settings = {**clean_environment(), "SLURM_CONF": str(self.layout.slurm_conf)}
         return subprocess.run([*prefix, *command], capture_output=True, text=True, env=settings, **options)
 
     def sacctmgr(self, *lines):
@@ -88,9 +92,8 @@ class Daemons:
         result = self.on_login(["scontrol", "show", "hostnames", LOGIN])
         # A node whose numbers contradict each other is no failure to Slurm, which then chooses some of them.
         if result.returncode or "match no Sockets" in result.stderr:
-            raise MiniError(
-                f"Slurm refuses its settings (see --set, --node-set, --partition):\n{result.stderr.rstrip()}"
-            )
+            said = result.stderr.rstrip()
+            raise MiniError(f"Slurm refuses its settings (see --set, --node-set, --partition):\n{said}")
 
     def _launch(self, daemon, command, environment=None):
         """Start `command` on the daemon's host, detached from us, and wait until it has recorded itself."""
@@ -112,9 +115,8 @@ class Daemons:
             key.chmod(0o400)
         files = {"socket": self.layout.munge_socket, "key-file": key, "seed-file": self.layout.munge / "seed"}
         files |= {"pid-file": self.layout.pids / "munged.own", "log-file": "/dev/null"}
-        self._launch(
-            daemon, ["munged", "--foreground", "--force", *(f"--{key}={value}" for key, value in files.items())]
-        )
+        options = [f"--{option}={path}" for option, path in files.items()]
+        self._launch(daemon, ["munged", "--foreground", "--force", *options])
         self.wait_until(daemon, lambda: self.on_login(["munge", "-n", "-S", self.layout.munge_socket]).returncode == 0)
 
     def _start_mariadb(self, daemon):
@@ -127,9 +129,8 @@ class Daemons:
             created = self.on_login([host.find("mariadb-install-db"), *create])
             if created.returncode:
                 raise MiniError(f"mariadb-install-db failed:\n{created.stdout}{created.stderr}")
-        self._launch(
-            daemon, ["mariadbd", *options, "--skip-networking", f"--socket={socket}", f"--pid-file={directory}/pid"]
-        )
+        own = ["--skip-networking", f"--socket={socket}", f"--pid-file={directory}/pid"]
+        self._launch(daemon, ["mariadbd", *options, *own])
         self.wait_until(daemon, socket.exists)
 
     def _start_slurmdbd(self, daemon):
@@ -148,6 +149,7 @@ class Daemons:
 
 
 def clean_environment():
-    """Our environment without a trace of any Slurm job or cluster that we may run in."""
+    """Our environment with the system's programs, and without a trace of a Slurm job that we may run in."""
     foreign = ("SLURM", "SBATCH", "SRUN", "SALLOC", "SINFO", "SQUEUE", "SACCT")
-    return {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    return {**kept, "PATH": procs.search_path()}

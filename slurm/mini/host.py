@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from .errors import MiniError
+from .procs import search_path
 
 STATE_ROOT = Path("/run/dthpc-minicluster")
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -32,11 +33,6 @@ ACCOUNTING_PACKAGES = {
     "mariadb-install-db": "mariadb-server",
     "accounting_storage_mysql.so": "slurm-wlm-mysql-plugin",
 }
-
-
-def search_path():
-    """PATH with the system directories, which ordinary users' PATH often lacks."""
-    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
 
 
 def find(program):

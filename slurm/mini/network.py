@@ -6,12 +6,11 @@ One more pair, `mc-NAME`, gives the launch host an address in the cluster, so th
 
 import os
 import re
-import subprocess
 import zlib
 from pathlib import Path
 
 from .errors import MiniError
-from .procs import checked, namespace_of
+from .procs import attempt, checked, namespace_of
 from .spec import LOGIN
 
 RUN_NETNS = Path("/run/netns")
@@ -80,10 +79,9 @@ def remove(name):
     """Delete the namespaces, and with them every link; fine if some or all are gone."""
     if Path("/sys/class/net", uplink_name(name)).exists():
         # The kernel removes it some time after its namespace: too late for an `up` that follows at once.
-        subprocess.run(["ip", "link", "del", uplink_name(name)], stderr=subprocess.DEVNULL)
+        attempt(["ip", "link", "del", uplink_name(name)])
     for path in existing(name).values():
-        result = subprocess.run(["ip", "netns", "del", path.name], stderr=subprocess.DEVNULL)
-        if result.returncode:
+        if attempt(["ip", "netns", "del", path.name]).returncode:
             # Killed between the creation of the file and the mount over it.
             path.unlink(missing_ok=True)
 
@@ -98,7 +96,7 @@ def limit(name, node, rate):
     if rate is not None and not re.fullmatch(r"\d+(\.\d+)?([kmgt]?(bit|bps))", rate.lower()):
         raise MiniError(f"limit {node} {rate}: is not a rate; write for example 100mbit, 1gbit, 12mbps (bytes), or off")
     for space, device in ((netns(name, node), "eth0"), (netns(name, FABRIC), node)):
-        subprocess.run(["tc", "-n", space, "qdisc", "del", "dev", device, "root"], stderr=subprocess.DEVNULL)
+        attempt(["tc", "-n", space, "qdisc", "del", "dev", device, "root"])
         if rate is not None:
             # The bucket must hold what flows between two timer ticks, and a whole segment of 64 KB.
             burst = max(65536, int(bytes_per_second(rate) / 100))

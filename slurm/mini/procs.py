@@ -57,17 +57,23 @@ def kill_members(namespaces, seconds=10):
     deadline = time.monotonic() + seconds
     while left := members(namespaces):
         for pid in left:
-            kill(pid, signal.SIGKILL)
+            kill(pid, signal.SIGKILL, lambda pid=pid: namespace_of(f"/proc/{pid}/ns/net") in namespaces)
         if time.monotonic() > deadline:
             return left
         time.sleep(0.02)
     return []
 
 
-def kill(pid, number):
-    """Send a signal; a process that just ended is no error."""
+def kill(pid, number, ours):
+    """Send a signal to the process if `ours()` holds of it; that it has just ended is no error."""
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+        held = os.pidfd_open(pid)
+        try:
+            # Asked with the process held: from here on the pid may be recycled, but not the descriptor.
+            if ours():
+                signal.pidfd_send_signal(held, number)
+        finally:
+            os.close(held)
 
 
 def wait_for(ready, seconds, pause=0.03):
@@ -78,9 +84,20 @@ def wait_for(ready, seconds, pause=0.03):
     return answer
 
 
+def search_path():
+    """PATH with the system directories, which many environments lack."""
+    return os.pathsep.join([os.environ.get("PATH", ""), "/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
+
+
+def attempt(command, **options):
+    """Run a command of the system, and return its result whatever that is."""
+    environment = {**os.environ, "PATH": search_path()}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, **options)
+
+
 def checked(command, **options):
-    """Run a command; its failure is a MiniError that shows it."""
-    result = subprocess.run(command, capture_output=True, text=True, **options)
+    """Run a command of the system and return what it prints; its failure is a MiniError that shows it."""
+    result = attempt(command, **options)
     if result.returncode:
         raise MiniError(f"{' '.join(command)}: {result.stderr.strip() or 'failed'}")
     return result.stdout
