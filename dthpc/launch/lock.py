@@ -7,13 +7,14 @@ by a hard link, and that names its holder well enough for others to ask whether 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -105,11 +106,12 @@ class RunLock:
                 f"the run's folder can't be written ({error.strerror})", key="run.root", value=self._path.parent
             ) from error
         try:
-            for _ in range(_TRIES):
-                with contextlib.suppress(FileExistsError):
-                    os.link(draft, self._path)
-                    return
-                self._remove_if_dead(job_ended)
+            with _one_at_a_time(self._path):
+                for _ in range(_TRIES):
+                    with contextlib.suppress(FileExistsError):
+                        os.link(draft, self._path)
+                        return
+                    self._remove_if_dead(job_ended)
         finally:
             draft.unlink(missing_ok=True)
         raise UserError("others keep taking this run's lock", key="run", value=self._path.parent)
@@ -121,8 +123,8 @@ class RunLock:
         alive = found.lives(self.holder.job_id, job_ended)
         if alive is not False:
             raise _held(self._run, found, certain=bool(alive))
-        # Two may find the same dead lock: the rename gives it to one of them. If a third has put its own lock there in
-        # between, what was renamed is not what was read, and goes back.
+        # Where `flock` is not real, two may find the same dead lock: the rename gives it to one of them. If a third has
+        # put its own lock there in between, what was renamed is not what was read, and goes back.
         aside = self._path.with_name(f".lock.dead.{self.holder.token}")
         with contextlib.suppress(FileNotFoundError):
             self._path.rename(aside)
@@ -148,6 +150,15 @@ class RunLock:
         with contextlib.suppress(OSError):
             if self.still_mine():
                 self._path.unlink()
+
+
+@contextlib.contextmanager
+def _one_at_a_time(lock: Path) -> Iterator[None]:
+    """Whoever judges and takes a lock is alone with it, where the file system knows `flock`."""
+    with open(lock.with_name(".lock.guard"), "ab") as guard:
+        with contextlib.suppress(OSError):
+            fcntl.flock(guard, fcntl.LOCK_EX)
+        yield
 
 
 def read_holder(path: Path) -> Holder | None:

@@ -41,7 +41,7 @@ def test_a_lock_is_taken_named_and_given_back(run: RunDir) -> None:
     assert holder == lock.holder
     assert (holder.pid, lock.still_mine()) == (os.getpid(), True)
     lock.release()
-    assert [path.name for path in run.path.iterdir()] == []
+    assert [path.name for path in run.path.iterdir()] == [".lock.guard"]
 
 
 def test_a_living_holder_is_respected_and_told(run: RunDir) -> None:
@@ -50,7 +50,7 @@ def test_a_living_holder_is_respected_and_told(run: RunDir) -> None:
         RunLock(run).acquire()
     with pytest.raises(UserError, match="already running"):
         ensure_free(run)
-    assert [path.name for path in run.path.iterdir()] == ["lock"]
+    assert {path.name for path in run.path.iterdir()} == {"lock", ".lock.guard"}
 
 
 def test_the_lock_of_a_dead_process_is_taken_over(run: RunDir) -> None:
@@ -153,4 +153,4 @@ def test_one_of_many_gets_a_dead_lock(run: RunDir) -> None:
     for thread in threads:
         thread.join()
     assert [lock.still_mine() for lock in got] == [True]
-    assert [path.name for path in run.path.iterdir()] == ["lock"]
+    assert {path.name for path in run.path.iterdir()} == {"lock", ".lock.guard"}
