@@ -154,7 +154,7 @@ class _Attempt:
         while not ranks.ended():
             for name in self.keeper.inbox.wait(1.0):
                 self._on_signal(name, ranks)
-            if self._grace_is_over():
+            if self._grace_is_over(ranks):
                 return True
             if time.monotonic() > look:
                 look = time.monotonic() + _LOOK_AT_LOCK_S
@@ -167,34 +167,38 @@ class _Attempt:
     def _on_signal(self, name: str, ranks: Ranks) -> None:
         self.signals.append(name)
         if self.keeper.plan.kind == "slurm":
-            # The steps get TERM from Slurm itself. USR1 and USR2 reach only the batch shell where `--signal=B:…` or
-            # `scancel -b` says so, and a second one does no harm.
-            if name in ("SIGUSR1", "SIGUSR2"):
-                ranks.send("SIGUSR2")
-            elif name == "SIGTERM" and self.asked_at is None:
-                self.asked_at = time.monotonic()
-                if ranks.lost_nodes():
-                    ranks.kill()  # they can't save without their peers; why wait for the end of the grace
-            return
-        if name in ("SIGUSR1", "SIGUSR2") and self.asked is None:
+            self._on_signal_of_slurm(name, ranks)
+        elif name in ("SIGUSR1", "SIGUSR2") and self.asked is None:
             self.asked = "preempt"
             print("dthpc: asked to save and start again", flush=True)
-            ranks.send("SIGUSR2")
+            ranks.ask()
         elif name == "SIGINT" and self.asked == "stop":
             print("dthpc: interrupted twice; the ranks are killed", flush=True)
             ranks.kill()
         elif name in ("SIGTERM", "SIGINT", "SIGHUP") and self.asked != "stop":
             self.asked = "stop"
             print("dthpc: asked to save and stop (SIGINT now: kill)", flush=True)
-            ranks.send("SIGTERM")
+            ranks.ask()
 
-    def _grace_is_over(self) -> bool:
+    def _on_signal_of_slurm(self, name: str, ranks: Ranks) -> None:
+        """What it means is asked of Slurm at the end; here the ranks are told, in case that only the batch shell was.
+
+        So it is with `--signal=B:…` and `scancel --batch`. Ranks that have had their own signal ignore a second one.
+        """
+        if name == "SIGCONT":
+            return
+        ranks.ask()
+        if name == "SIGTERM" and self.asked_at is None:
+            self.asked_at = time.monotonic()
+
+    def _grace_is_over(self, ranks: Ranks) -> bool:
+        """Whether the decision can't wait for the ranks: Slurm will kill all soon, or they can't end by themselves."""
         if self.asked_at is None:
             return False
         plan = self.keeper.plan
         # The batch shell is told only when the steps' own grace is over, and then KillWait is left.
         grace_s = float((plan.site.get("learnt") or {}).get("kill_wait_s") or plan.grace_s)
-        return time.monotonic() - self.asked_at > grace_s * _LAST_SHARE_OF_GRACE
+        return time.monotonic() - self.asked_at > grace_s * _LAST_SHARE_OF_GRACE or bool(ranks.lost_nodes())
 
     def _record_environment(self) -> None:
         from dthpc.monitor.identity import write_environment

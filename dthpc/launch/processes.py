@@ -50,8 +50,8 @@ class Ranks(Protocol):
     def ended(self) -> bool:
         """Whether all have ended; also does what the death of one asks for."""
 
-    def send(self, name: str) -> None:
-        """Hand a signal on to all ranks."""
+    def ask(self) -> None:
+        """Ask all ranks to save their state and end."""
 
     def kill(self) -> None:
         """End them now."""
@@ -83,7 +83,7 @@ class LocalRanks:
         self._attempt = attempt
         self._env = rank_environment(plan, attempt, env)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._swept: set[int] = set()
+        self._deaths: dict[int, int] = {}
         self._kill_at: float | None = None
 
     def start(self) -> None:
@@ -104,29 +104,30 @@ class LocalRanks:
         """Whether all have ended. One that died ends the others: they would wait for it until a time-out."""
         codes = [process.poll() for process in self._processes]
         for rank, code in enumerate(codes):
-            if code is not None and rank not in self._swept:
-                _kill_group(self._processes[rank])  # what a rank leaves behind, such as data-loader workers
-                self._swept.add(rank)  # only once: its process id is free for others now
+            if code is not None and rank not in self._deaths:
+                # What a rank leaves behind, such as data-loader workers; once, since its process id is free now.
+                _kill_group(self._processes[rank])
+                self._deaths[rank] = code
         if all(code is not None for code in codes):
             return True
         if self._kill_at is None:
             if any(code not in (None, EXIT_FINISHED, EXIT_STOPPED) for code in codes):
-                self.send("SIGTERM")
+                self.ask()
                 self._kill_at = time.monotonic() + PEER_GRACE_S
         elif time.monotonic() > self._kill_at:
             self.kill()
         return False
 
-    def send(self, name: str) -> None:
-        """Hand a signal on to the ranks that live; their helpers get none."""
+    def ask(self) -> None:
+        """Send SIGTERM to the ranks that live; their helpers get none."""
         for process in self._processes:
             if process.poll() is None:
-                process.send_signal(getattr(signal, name))
+                process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End all now, helpers included."""
         for rank, process in enumerate(self._processes):
-            if rank not in self._swept:
+            if rank not in self._deaths:
                 _kill_group(process)
 
     def lost_nodes(self) -> list[str]:
@@ -134,14 +135,13 @@ class LocalRanks:
         return []
 
     def exit_codes(self) -> dict[str, int]:
-        """Exit codes by rank."""
-        codes = {f"rank {rank}": process.poll() for rank, process in enumerate(self._processes)}
-        return {name: code for name, code in codes.items() if code is not None}
+        """Exit codes by rank, in the order in which they ended."""
+        return {f"rank {rank}": code for rank, code in self._deaths.items()}
 
     def last_words(self) -> str:
         """Last line in the log of the first rank that died without a record."""
-        for rank, process in enumerate(self._processes):
-            if process.poll() not in (EXIT_FINISHED, EXIT_STOPPED) and not self._attempt.rank_exit(rank).exists():
+        for rank, code in self._deaths.items():
+            if code not in (EXIT_FINISHED, EXIT_STOPPED) and not self._attempt.rank_exit(rank).exists():
                 return _last_line(self._attempt.rank_log(rank))
         return ""
 
@@ -177,23 +177,24 @@ class SrunRanks:
     def start(self) -> None:
         """Start `srun` in a session of its own, so that Ctrl-C in a terminal reaches the keeper alone."""
         with open(self._log, "ab") as log:
-            # A srun that is killed leaves its tasks behind; one that is asked to end hands that on to them.
-            self._process = _spawn(self.command(), self._env, signal.SIGTERM, log)
+            # A srun that is killed leaves its tasks behind; USR2 it hands on, so that they save and end.
+            self._process = _spawn(self.command(), self._env, signal.SIGUSR2, log)
 
     def ended(self) -> bool:
         """Whether srun has ended, and with it all ranks."""
         return self._process is not None and self._process.poll() is not None
 
-    def send(self, name: str) -> None:
-        """Hand a signal to srun, which hands it on to the tasks."""
-        if self._process is not None and not self.ended():
-            self._process.send_signal(getattr(signal, name))
+    def ask(self) -> None:
+        """Ask by SIGUSR2, which srun hands on to the tasks; SIGTERM it would answer by killing them."""
+        self._send(signal.SIGUSR2)
 
     def kill(self) -> None:
-        """End the step now: two SIGINT within a second tell srun to kill its tasks."""
-        for _ in range(2):
-            self.send("SIGINT")
-            time.sleep(0.1)
+        """End the step now ("forcing job termination", says srun)."""
+        self._send(signal.SIGTERM)
+
+    def _send(self, number: int) -> None:
+        if self._process is not None and not self.ended():
+            self._process.send_signal(number)
 
     def lost_nodes(self) -> list[str]:
         """Nodes of which srun says that they failed."""

@@ -207,6 +207,8 @@ def _asked_while_running(outcome: Outcome, limits: Limits, scheduler: SchedulerS
     if left is not None and left <= limits.save_lead_s + SAID_EARLY_S:
         return "time_limit", f"{max(0, left):.0f} s before the time limit" + _saved(outcome)
     names = {record.signal for record in outcome.records.values() if record.signal}
+    if "SIGTERM" in outcome.signals:
+        return "stopped", "asked to stop by SIGTERM to the batch shell" + _saved(outcome)
     if "SIGUSR2" in names:
         return "preempted", "asked by SIGUSR2 to save and go on later" + _saved(outcome)
     return "stopped", f"asked to stop by {', '.join(sorted(names)) or 'a signal'}" + _saved(outcome)
@@ -225,9 +227,10 @@ def _cause_by_ranks(outcome: Outcome) -> tuple[str, str]:
 
 def _silent_death(outcome: Outcome) -> str:
     """Words for ranks that ended without a record: killed, or never really started."""
-    killed = {name: -code for name, code in outcome.exit_codes.items() if code < 0}
-    if killed:
-        name, number = next(iter(killed.items()))
+    # In the order of their ends: the later ones were ended because of the first.
+    first = next(((name, code) for name, code in outcome.exit_codes.items() if code), None)
+    if first is not None and first[1] < 0:
+        name, number = first[0], -first[1]
         hint = " (out of memory?)" if number == 9 else ""
         return f"{name} was killed by signal {number}{hint}"
     codes = ", ".join(f"{name} {code}" for name, code in outcome.exit_codes.items() if code)

@@ -1,7 +1,7 @@
 """A rank without torch that does what its test wrote into `script.json`: `[[what rank 0 does, what rank 1 does], …]`,
 one list for each attempt, the last one for all later attempts too.
 
-`finish`, `crash`, `user_error` and `kill` end at once; `save` waits for a stop signal and ends with its state saved;
+`finish`, `crash`, `user_error` and `kill` end at once when all ranks are there; `save` waits for a stop signal and ends with its state saved;
 `work` commits a checkpoint first and then does as `save`; `deaf` ignores stop signals; `helper` is `deaf` with a child
 process whose id it leaves in `helper-<rank>`.
 """
@@ -36,6 +36,9 @@ def main() -> int:
         helper = subprocess.Popen(SLEEP)
         (run.path / f"helper-{rank}").write_text(str(helper.pid))
     (attempt.path / f"ready-{rank}").write_text(str(os.getpid()))
+    # Nobody strikes before all can hear of it.
+    while not all((attempt.path / f"ready-{other}").exists() for other in range(int(os.environ["DTHPC_WORLD_SIZE"]))):
+        time.sleep(0.01)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if what in ("crash", "user_error", "finish"):

@@ -34,6 +34,12 @@ def finished() -> dict[int, RankRecord]:
     return {rank: record(rank, "finished") for rank in range(2)}
 
 
+def test_a_term_to_the_batch_shell_alone_is_a_stop() -> None:
+    # The keeper asks the ranks by USR2, so their own signals do not tell.
+    decision = decide(outcome(saved("SIGUSR2"), signals=("SIGTERM",)), [], True, REQUEUE, RUNNING)
+    assert (decision.cause, decision.action) == ("stopped", "stop")
+
+
 def outcome(records: dict[int, RankRecord], **fields: Any) -> Outcome:
     return Outcome(2, records, fields.pop("exit_codes", {"srun": 75}), **fields)
 
