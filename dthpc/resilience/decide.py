@@ -235,7 +235,8 @@ def _silent_death(outcome: Outcome) -> str:
         return f"{name} was killed by signal {number}{hint}"
     codes = ", ".join(f"{name} {code}" for name, code in outcome.exit_codes.items() if code)
     last = f": {outcome.last_words}" if outcome.last_words else ""
-    return f"{len(outcome.silent)} of {outcome.world_size} ranks ended without a word (exit code of {codes or 'all: 0'}){last}"
+    silent = f"{len(outcome.silent)} of {outcome.world_size} ranks ended without a word"
+    return f"{silent} (exit code of {codes or 'all: 0'}){last}"
 
 
 _WORDS = {
