@@ -2,8 +2,8 @@
 one list for each attempt, the last one for all later attempts too.
 
 `finish`, `crash`, `user_error` and `kill` end as soon as all ranks are there; `save` waits for a stop signal and ends
-with its state saved; `work` commits a checkpoint first and then does as `save`; `deaf` ignores stop signals; `helper` is
-`deaf` with a child process whose id it leaves in `helper-<rank>`.
+with its state saved; `work` commits a checkpoint first and then does as `save`; `deaf` ignores stop signals; `helper`
+is `deaf` with a child process whose id it leaves in `helper-<rank>`.
 """
 
 from __future__ import annotations
