@@ -4,8 +4,8 @@
     slurm/minicluster run -- python benchmarks/login_path.py           with a Slurm of one's own
 
 The two commands alternate, and the CPU time (user + system) of each and of everything it started is what the kernel
-accounts, so that a busy machine changes the ratio little. The dry run's own modules are listed too: torch, NumPy and mpi4py
-must not be among them.
+accounts, so that a busy machine changes the ratio little. The dry run's own modules are listed too: torch, NumPy and
+mpi4py must not be among them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def main() -> None:
     ratios = sorted(ours / base for ours, base in pairs)
     print(f"dry run          {statistics.median(ours for ours, _ in pairs):.3f} s of CPU (median of {runs})")
     print(f"imports alone    {statistics.median(base for _, base in pairs):.3f} s of CPU")
-    print(f"ratio            {statistics.median(ratios):.2f} (min {ratios[0]:.2f}, max {ratios[-1]:.2f}; target at most 3)")
+    spread = f"min {ratios[0]:.2f}, max {ratios[-1]:.2f}"
+    print(f"ratio            {statistics.median(ratios):.2f} ({spread}; target at most 3)")
     print(f"forbidden        {', '.join(forbidden_imports(DRY_RUN)) or 'none loaded'}")
 
 

@@ -33,10 +33,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dthpc.config.compose import read_command_line
 from dthpc.jobs.build import build_model
+from dthpc.jobs.context import RankContext
 from dthpc.jobs.train import run
-from dthpc.launch.context import RankContext
-from dthpc.launch.identity import RankIdentity
 from dthpc.monitor.events import EventLog
+from dthpc.placement.identity import RankIdentity
 from dthpc.rundir import RunDir
 from dthpc.train.callbacks import Callback, StepRecord
 from dthpc.train.loop import Training

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TextIO
 
 from dthpc.errors import UserError, nearest
-from dthpc.launch.follow import follow
-from dthpc.launch.report import SCHEMA, STATES, RunReport
-from dthpc.launch.survey import LOG_LINES, Jobs, find_runs, is_run, job_ids, last_lines, quick_client, survey
-from dthpc.launch.view import print_detail, print_overview
 from dthpc.monitor.summary import short_path
 from dthpc.monitor.table import print_lines
 from dthpc.rundir import RunDir
+from dthpc.watch.follow import follow
+from dthpc.watch.report import SCHEMA, STATES, RunReport
+from dthpc.watch.survey import LOG_LINES, Jobs, find_runs, is_run, job_ids, last_lines, quick_client, survey
+from dthpc.watch.view import print_detail, print_overview
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2

@@ -81,8 +81,8 @@ def _preview(prepared: list[Prepared], as_json: bool) -> int:
 
 
 def _follow(pending: list[Prepared], jobs: list[Any]) -> int:
-    from dthpc.launch.follow import follow
-    from dthpc.launch.survey import quick_client
+    from dthpc.watch.follow import follow
+    from dthpc.watch.survey import quick_client
 
     slurm = quick_client() if shutil.which("squeue") else None
     worst = 0

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from dthpc.launch.report import STATES
 from dthpc.status import main
-from tests.launch.records import Records
+from dthpc.watch.report import STATES
+from tests.watch.records import Records
 
 ABSENT = "/nonexistent/bin"
 

@@ -31,8 +31,8 @@ def rank_words(cfg: Any, run: RunDir, python: str) -> list[str]:
     container = cfg.cluster.container
     check(cfg)
     if container.runtime is None:
-        return [python, "-u", "-m", "dthpc.launch.rank"]
-    inside = [container.python, "-u", "-m", "dthpc.launch.rank"]
+        return [python, "-u", "-m", "dthpc.attempt.rank"]
+    inside = [container.python, "-u", "-m", "dthpc.attempt.rank"]
     if container.runtime == "pyxis":
         return inside
     binds = [word for mount in mounts(cfg, run) for word in ("--bind", mount)]

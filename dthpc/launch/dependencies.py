@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dthpc.errors import UserError
-from dthpc.launch.survey import survey
 from dthpc.rundir import RunDir, read_json
 from dthpc.slurm.client import SlurmClient
+from dthpc.watch.survey import survey
 
 _JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 

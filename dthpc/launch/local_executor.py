@@ -11,9 +11,9 @@ from typing import Any
 import submitit
 from submitit.local.local import LocalJob
 
+from dthpc.attempt.lock import ensure_free
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
-from dthpc.launch.lock import ensure_free
-from dthpc.launch.plan import LaunchPlan
 from dthpc.rundir import RunDir
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.launch import containers
 from dthpc.launch.allocation import fit
-from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.request import Request, read_request
 from dthpc.launch.sbatch import sbatch_options, srun_options
 from dthpc.launch.site import Decisions, Site, derive
@@ -58,7 +58,7 @@ def make_plan(cfg: Any, run: RunDir, site: Site | None = None, env: Mapping[str,
         threads_per_rank=int(cfg.placement.threads_per_rank or request.cpus_per_task),
         gpus_per_node=request.gpus_per_node,
         rank_command=containers.rank_words(cfg, run, python),
-        keeper_command=[python, "-u", "-m", "dthpc.launch.keeper"],
+        keeper_command=[python, "-u", "-m", "dthpc.attempt.keeper"],
         srun_options=_srun_options(cfg, run, request, site),
         environment=_environment(cfg),
         requeue=decisions.requeue,

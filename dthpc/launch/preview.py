@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dthpc.launch.plan import LaunchPlan
+from dthpc.attempt.plan import LaunchPlan
+from dthpc.attempt.processes import SrunRanks
 from dthpc.launch.planning import RankRow, rank_table, table_as_dicts
-from dthpc.launch.processes import SrunRanks
 from dthpc.launch.verdicts import Verdict, plural
 from dthpc.rundir import RunDir
 

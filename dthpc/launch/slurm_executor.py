@@ -21,10 +21,10 @@ from typing import Any
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 from submitit.slurm import slurm as submitit_slurm
 
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
 from dthpc.launch.containers import package_folder
 from dthpc.launch.environment import leaked
-from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.refusals import explain_refusal
 from dthpc.launch.sbatch import file_pattern
 from dthpc.launch.site import Site

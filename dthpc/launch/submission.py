@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.config.checks import find_mistakes
 from dthpc.config.identity import default_name, differences
 from dthpc.errors import UserError, raise_together
-from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.planning import make_plan
 from dthpc.launch.preflight import judge_launch
-from dthpc.launch.report import RunReport
 from dthpc.launch.site import Site, probe
-from dthpc.launch.survey import is_run, quick_client, survey
 from dthpc.launch.verdicts import Verdict
 from dthpc.monitor.events import EventLog
 from dthpc.rundir import RunDir
 from dthpc.slurm.client import SlurmClient
+from dthpc.watch.report import RunReport
+from dthpc.watch.survey import is_run, quick_client, survey
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

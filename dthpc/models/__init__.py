@@ -1,0 +1,1 @@
+"""Models, their initial weights, losses and sizes."""

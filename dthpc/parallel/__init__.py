@@ -1,0 +1,1 @@
+"""Layout → mesh → parallelize: gradient buckets and number formats."""

@@ -1,0 +1,1 @@
+"""Which rank a process is, and where it stands among the others. Free of torch."""

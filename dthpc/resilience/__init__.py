@@ -1,0 +1,1 @@
+"""Why an attempt ended and what follows: stop flags, exit records, decisions, histories. Free of torch."""

@@ -1,0 +1,1 @@
+"""The training loop, and everything beside the step as callbacks."""

@@ -12,9 +12,9 @@ import pytest
 from dthpc.comm.rendezvous import RendezvousError, meet
 from dthpc.resilience.outcome import RankRecord
 from dthpc.rundir import AttemptDir, RunDir, read_json
+from tests.attempt.runs import wait_for
 from tests.comm.machines import Machine, answer, rank, why_not
 from tests.comm.meeting import Peer
-from tests.launch.runs import wait_for
 
 namespaces = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 

@@ -85,7 +85,7 @@ def test_a_dry_run_shows_everything_and_writes_nothing(tmp_path: Path) -> None:
     done = submit(tmp_path, "dry_run=true", "cluster.tasks_per_node=2")
     assert done.returncode == 0, done.stderr
     assert "2 ranks on 1 node" in done.stdout
-    assert "dthpc.launch.rank" in done.stdout
+    assert "dthpc.attempt.rank" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dthpc.rundir import read_json
+from tests.attempt.runs import alive, wait_for
 from tests.integration.trial import STEPS, Trial, write_text
-from tests.launch.runs import alive, wait_for
 
 GATES = (3, 7)
 

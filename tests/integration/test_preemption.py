@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.attempt.runs import wait_for
 from tests.integration.trial import STEPS, Trial, write_text
-from tests.launch.runs import wait_for
 
 pytestmark = pytest.mark.slurm
 

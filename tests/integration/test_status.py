@@ -22,7 +22,7 @@ FAKE_RANK = Path(__file__).parent.parent / "launch" / "fake_rank.py"
 
 PYTHON = f"""#!/bin/bash
 case "$*" in
-*dthpc.launch.rank*) exec {sys.executable} {FAKE_RANK} "${{@: -1}}" ;;
+*dthpc.attempt.rank*) exec {sys.executable} {FAKE_RANK} "${{@: -1}}" ;;
 *) exec {sys.executable} "$@" ;;
 esac
 """

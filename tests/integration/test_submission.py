@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
-from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.planning import make_plan
 from dthpc.launch.preflight import check_launch
 from dthpc.launch.request import read_request

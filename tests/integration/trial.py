@@ -14,7 +14,7 @@ from typing import Any
 from dthpc.checkpoint.manifest import latest_verified
 from dthpc.monitor.events import read_events
 from dthpc.rundir import RunDir, read_json
-from tests.launch.runs import wait_for
+from tests.attempt.runs import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = 12

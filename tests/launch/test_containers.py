@@ -16,7 +16,7 @@ RUN = RunDir(Path("/runs/r"))
 
 
 def test_no_container() -> None:
-    assert containers.rank_words(make_config(), RUN, "py") == ["py", "-u", "-m", "dthpc.launch.rank"]
+    assert containers.rank_words(make_config(), RUN, "py") == ["py", "-u", "-m", "dthpc.attempt.rank"]
     assert containers.srun_words(make_config(), RUN) == []
     assert containers.rank_environment(make_config()) == {}
 
@@ -36,14 +36,14 @@ def test_apptainer_wraps_the_rank() -> None:
         "python3",
         "-u",
         "-m",
-        "dthpc.launch.rank",
+        "dthpc.attempt.rank",
     ]
     assert "--nv" not in containers.rank_words(make_config(container=settings), RUN, "py")
 
 
 def test_pyxis_is_options_of_srun() -> None:
     config = make_config(container={"runtime": "pyxis", "image": "nvcr.io#x", "python": "/usr/bin/python"})
-    assert containers.rank_words(config, RUN, "py") == ["/usr/bin/python", "-u", "-m", "dthpc.launch.rank"]
+    assert containers.rank_words(config, RUN, "py") == ["/usr/bin/python", "-u", "-m", "dthpc.attempt.rank"]
     words = containers.srun_words(config, RUN)
     assert words[0] == "--container-image=nvcr.io#x"
     assert words[1].startswith("--container-mounts=/runs/r:/runs/r,")

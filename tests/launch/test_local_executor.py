@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import submitit
 
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
 from dthpc.launch.local_executor import LocalExecutor
-from dthpc.launch.plan import LaunchPlan
 from dthpc.rundir import RunDir
-from tests.launch.runs import REPOSITORY, end_of, make_run, wait_for, wait_ready
+from tests.attempt.runs import REPOSITORY, end_of, make_run, wait_for, wait_ready
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserErrors
-from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.planning import make_plan, rank_table
 from dthpc.rundir import RunDir
 from tests.launch.sites import make_config, make_site
@@ -21,7 +21,7 @@ def test_a_local_plan_needs_no_site(tmp_path: Path) -> None:
     plan = make_plan(config, run)
     assert (plan.kind, plan.nodes, plan.tasks_per_node, plan.threads_per_rank) == ("local", 1, 2, 3)
     assert (plan.rank_command, plan.srun_options, plan.batch_script) == (
-        [sys.executable, "-u", "-m", "dthpc.launch.rank"],
+        [sys.executable, "-u", "-m", "dthpc.attempt.rank"],
         [],
         None,
     )
@@ -37,7 +37,7 @@ def test_a_slurm_plan_survives_its_file(tmp_path: Path) -> None:
     plan = make_plan(config, run, make_site())
     assert (plan.nodes, plan.max_nodes, plan.threads_per_rank, plan.grace_s, plan.requeue) == (2, 3, 4, 20, "requeue")
     assert plan.environment == {"A": "x,y"}
-    assert plan.keeper_command == ["/py", "-u", "-m", "dthpc.launch.keeper"]
+    assert plan.keeper_command == ["/py", "-u", "-m", "dthpc.attempt.keeper"]
     assert plan.site["save_lead_s"] == 300
     plan.write(run)
     assert LaunchPlan.read(run) == plan

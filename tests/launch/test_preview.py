@@ -44,7 +44,7 @@ def test_the_next_attempt_is_the_one_shown(tmp_path: Path) -> None:
 def test_a_local_run_shows_the_command_of_a_rank(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "r")
     preview = Preview(run, make_plan(make_config(tmp_path, kind="local"), run), [])
-    assert preview.ranks_command[-3:] == ["-m", "dthpc.launch.rank", str(run.path)]
+    assert preview.ranks_command[-3:] == ["-m", "dthpc.attempt.rank", str(run.path)]
     assert "batch script" not in preview.text()
 
 

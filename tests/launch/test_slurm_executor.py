@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
-from dthpc.launch.plan import LaunchPlan
 from dthpc.launch.planning import make_plan
 from dthpc.launch.site import Site
 from dthpc.launch.slurm_executor import SlurmExecutor, SlurmJob
@@ -61,7 +61,7 @@ def test_the_script_of_the_plan_is_what_is_submitted(tmp_path: Path, commands: P
     assert not any("wckey" in line or "--error" in line for line in script)
     assert script.index("module load x") < script.index("echo 'ready'") < script.index(script[-1])
     assert script[-1].startswith("exec ")
-    assert script[-1].endswith(f"-m dthpc.launch.keeper {run.path}")
+    assert script[-1].endswith(f"-m dthpc.attempt.keeper {run.path}")
 
 
 def test_what_an_outer_job_left_does_not_reach_sbatch(

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from dthpc.resilience.stop import StopFlag
-from tests.launch.runs import alive, wait_for
+from tests.attempt.runs import alive, wait_for
 
 FLAG = """
 import signal, sys

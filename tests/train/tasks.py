@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
+from dthpc.jobs.context import RankContext
 from dthpc.jobs.train import run
-from dthpc.launch.context import RankContext
-from dthpc.launch.identity import RankIdentity
 from dthpc.monitor.events import EventLog
 from dthpc.parallel.layout import Layout
+from dthpc.placement.identity import RankIdentity
 from dthpc.resilience.stop import Stopped
 from dthpc.rundir import RunDir
 from dthpc.train.callbacks import Callback, StepRecord

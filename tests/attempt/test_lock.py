@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dthpc.attempt.lock import Holder, RunLock, ensure_free, process_start, read_holder
 from dthpc.errors import UserError
-from dthpc.launch.lock import Holder, RunLock, ensure_free, process_start, read_holder
 from dthpc.rundir import RunDir
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dthpc.attempt.plan import LaunchPlan
+from dthpc.attempt.processes import SrunRanks, allocated_nodes, rank_environment, world_size_of
 from dthpc.errors import UserError
-from dthpc.launch.plan import LaunchPlan
-from dthpc.launch.processes import SrunRanks, allocated_nodes, rank_environment, world_size_of
-from tests.launch.runs import make_run, wait_for
+from tests.attempt.runs import make_run, wait_for
 
 ENV = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}
 

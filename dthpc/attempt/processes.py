@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
-from dthpc.launch.plan import LaunchPlan
 from dthpc.resilience.outcome import EXIT_FINISHED
 from dthpc.resilience.stop import EXIT_STOPPED, die_with_parent
 from dthpc.rundir import AttemptDir, RunDir

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
+from dthpc.attempt.plan import LaunchPlan
+from dthpc.attempt.rank import choose_device
 from dthpc.errors import UserError
-from dthpc.launch.identity import RankIdentity
-from dthpc.launch.plan import LaunchPlan
-from dthpc.launch.rank import choose_device
 from dthpc.monitor.events import read_events
+from dthpc.placement.identity import RankIdentity
 from dthpc.resilience.outcome import read_records
 from dthpc.resilience.stop import Stopped
 from dthpc.rundir import RunDir
-from tests.launch.runs import REPOSITORY, make_run, wait_for
+from tests.attempt.runs import REPOSITORY, make_run, wait_for
 
 CONFIG = """
-job: {{_target_: tests.launch.test_rank.{job}}}
+job: {{_target_: tests.attempt.test_rank.{job}}}
 comm: {{backend: auto, interface: null, timeout_s: 60, rendezvous_timeout_s: 60}}
 """
 
@@ -68,7 +68,7 @@ def start(run: RunDir, job: str, size: int) -> list[subprocess.Popen[str]]:
     for rank in range(size):
         own = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size, "ATTEMPT": 0}
         env = {**os.environ, **{f"DTHPC_{name}": str(value) for name, value in own.items()}, "OMP_NUM_THREADS": "7"}
-        command = [sys.executable, "-m", "dthpc.launch.rank", str(run.path)]
+        command = [sys.executable, "-m", "dthpc.attempt.rank", str(run.path)]
         processes.append(
             subprocess.Popen(
                 command, cwd=REPOSITORY, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -107,7 +107,7 @@ def test_a_job_that_does_not_exist_is_the_users_mistake(tmp_path: Path, job: str
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2
     assert why in output
-    assert f"job._target_=tests.launch.test_rank.{job}" in output
+    assert f"job._target_=tests.attempt.test_rank.{job}" in output
 
 
 def test_the_rank_that_failed_first_is_known_by_its_traceback(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def catches(pid: int, number: int) -> bool:
 def test_without_configuration_or_identity_the_message_is_clear(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [["finish"]])
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "DTHPC_"))}
-    command = [sys.executable, "-m", "dthpc.launch.rank", str(run.path)]
+    command = [sys.executable, "-m", "dthpc.attempt.rank", str(run.path)]
     done = subprocess.run(command, cwd=REPOSITORY, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "python -m dthpc.submit" in done.stderr

@@ -15,11 +15,6 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from dthpc.errors import UserError
-from dthpc.launch.interrupts import Interrupts
-from dthpc.launch.report import WAITING, RunReport
-from dthpc.launch.state import Keeper
-from dthpc.launch.survey import Jobs, keeper_of, progress_of, survey
-from dthpc.launch.view import failure_lines, hint
 from dthpc.monitor.events import read_events
 from dthpc.monitor.narrate import bar_line, narrate, tell_step
 from dthpc.monitor.progress import Progress
@@ -27,6 +22,11 @@ from dthpc.monitor.screen import Screen
 from dthpc.monitor.summary import run_word, summary_lines
 from dthpc.monitor.units import clock
 from dthpc.rundir import RunDir
+from dthpc.watch.interrupts import Interrupts
+from dthpc.watch.report import WAITING, RunReport
+from dthpc.watch.state import Keeper
+from dthpc.watch.survey import Jobs, keeper_of, progress_of, survey
+from dthpc.watch.view import failure_lines, hint
 
 POLL_S = 0.25
 LOOK_S = 1.0

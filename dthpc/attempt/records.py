@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dthpc.launch.lock import machine_identity
+from dthpc.attempt.lock import machine_identity
 from dthpc.monitor.events import EventLog
 from dthpc.resilience.attempts import Attempt, committed_checkpoints, config_digest, read_attempts
 from dthpc.resilience.decide import Decision, causes_in_log
@@ -16,7 +16,7 @@ from dthpc.rundir import AttemptDir, RunDir, write_json
 from dthpc.slurm.hostlist import expand
 
 if TYPE_CHECKING:
-    from dthpc.launch.keeper import Keeper
+    from dthpc.attempt.keeper import Keeper
 
 _LOG_TAIL = 64 * 1024
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dthpc.errors import UserError
-from dthpc.launch.report import RunReport
-from dthpc.launch.survey import Jobs, find_runs, job_ids, last_lines, process_began, survey
 from dthpc.rundir import RunDir
 from dthpc.slurm.records import JobRecord
-from tests.launch.records import DEAD_PID, Records
+from dthpc.watch.report import RunReport
+from dthpc.watch.survey import Jobs, find_runs, job_ids, last_lines, process_began, survey
+from tests.watch.records import DEAD_PID, Records
 
 
 class Queue:
@@ -165,7 +165,7 @@ def test_files_of_others_are_told_and_do_not_stop_it(tmp_path: Path) -> None:
     secret.run.events.chmod(0o600)
     code = (
         "import os, sys; sys.path[:] = [p or os.getcwd() for p in sys.path]\n"
-        "from dthpc.launch.survey import find_runs, survey; from pathlib import Path\n"
+        "from dthpc.watch.survey import find_runs, survey; from pathlib import Path\n"
         f"os.setuid(65534)\n"
         f"for report in survey(find_runs(Path({str(tmp_path)!r})), None): print(report.name, report.unreadable)"
     )

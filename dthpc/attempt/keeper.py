@@ -1,6 +1,6 @@
 """The keeper: one process for each start of a run, which starts its ranks and answers for how they end.
 
-`python -m dthpc.launch.keeper RUN_DIR`, or `--sweep FILE` with `{"runs": [folders]}`: a task of a job array takes the
+`python -m dthpc.attempt.keeper RUN_DIR`, or `--sweep FILE` with `{"runs": [folders]}`: a task of a job array takes the
 one of its index, a local sweep takes them one after another. The batch script `exec`s it, so it is the batch shell;
 it needs neither torch nor Hydra, since it starts again with every attempt.
 """
@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dthpc.attempt.inbox import SignalInbox
+from dthpc.attempt.lock import Holder, RunLock
+from dthpc.attempt.plan import LaunchPlan
+from dthpc.attempt.processes import CHAIN_VARIABLE, Ranks, make_ranks, world_size_of
+from dthpc.attempt.records import begin_attempt, close_lost_attempts, log_causes, write_end
 from dthpc.errors import UserError
-from dthpc.launch.inbox import SignalInbox
-from dthpc.launch.lock import Holder, RunLock
-from dthpc.launch.plan import LaunchPlan
-from dthpc.launch.processes import CHAIN_VARIABLE, Ranks, make_ranks, world_size_of
-from dthpc.launch.records import begin_attempt, close_lost_attempts, log_causes, write_end
 from dthpc.monitor.events import EventLog
 from dthpc.resilience.attempts import committed_checkpoints, is_finished, of_chain, read_attempts
 from dthpc.resilience.decide import Decision, Limits, SchedulerState, decide, decide_at_start
@@ -95,7 +95,7 @@ class Keeper:
                 return False
 
     def _job_ended(self, job_id: str) -> bool | None:
-        from dthpc.launch.requeue import job_ended, make_client
+        from dthpc.attempt.requeue import job_ended, make_client
 
         return job_ended(make_client(self.env), job_id)
 
@@ -230,7 +230,7 @@ class _Attempt:
     def _scheduler_state(self) -> SchedulerState | None:
         if not self.keeper.in_slurm:
             return None
-        from dthpc.launch.requeue import make_client, scheduler_state
+        from dthpc.attempt.requeue import make_client, scheduler_state
 
         return scheduler_state(make_client(self.keeper.env), self.keeper.env)
 
@@ -251,7 +251,7 @@ class _Attempt:
         return decision
 
     def _continue(self, decision: Decision) -> None:
-        from dthpc.launch.requeue import RequeueForbidden, make_client, requeue, resubmit
+        from dthpc.attempt.requeue import RequeueForbidden, make_client, requeue, resubmit
 
         keeper = self.keeper
         client = make_client(keeper.env)
@@ -308,7 +308,7 @@ def runs_of(arguments: list[str], env: Mapping[str, str]) -> list[RunDir]:
     if len(arguments) == 1 and not arguments[0].startswith("-"):
         return [RunDir(Path(arguments[0]))]
     if len(arguments) != 2 or arguments[0] != "--sweep":
-        raise UserError("usage: python -m dthpc.launch.keeper RUN_DIR | --sweep FILE")
+        raise UserError("usage: python -m dthpc.attempt.keeper RUN_DIR | --sweep FILE")
     paths = json.loads(Path(arguments[1]).read_text(encoding="utf-8"))["runs"]
     task = env.get("SLURM_ARRAY_TASK_ID")
     if task is None:

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 
+from dthpc.attempt.plan import LaunchPlan
+from dthpc.attempt.processes import CHAIN_VARIABLE
 from dthpc.errors import UserError
 from dthpc.launch.environment import scrub
-from dthpc.launch.plan import LaunchPlan
-from dthpc.launch.processes import CHAIN_VARIABLE
 from dthpc.resilience.decide import SchedulerState
 from dthpc.rundir import RunDir
 from dthpc.slurm.client import SlurmClient, SlurmError

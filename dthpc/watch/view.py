@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from dthpc.launch.report import AttemptReport, RunReport
 from dthpc.monitor.summary import aligned, place_rows, run_word, short_path
 from dthpc.monitor.table import Column, is_terminal, print_lines, print_table, terminal_width
 from dthpc.monitor.units import UNKNOWN, clock, count, decimal, duration, milliseconds
 from dthpc.rundir import RunDir
+from dthpc.watch.report import AttemptReport, RunReport
 
 STYLES = {
     "running": "green",

@@ -5,7 +5,7 @@ import sys
 
 CODE = """
 import os, signal, subprocess, sys, time
-from dthpc.launch.inbox import SignalInbox
+from dthpc.attempt.inbox import SignalInbox
 inbox = SignalInbox(("SIGTERM", "SIGUSR2"))
 for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR2):
     os.kill(os.getpid(), number)

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from dthpc.errors import UserError
-from dthpc.launch.identity import RankIdentity, expand_counts, from_environment
+from dthpc.placement.identity import RankIdentity, expand_counts, from_environment
 
 SRUN = {
     "SLURM_PROCID": "4",

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from dthpc.launch.report import STATES, AttemptReport
-from dthpc.launch.state import Evidence, Keeper, Verdict, judge
 from dthpc.slurm.records import JobRecord
+from dthpc.watch.report import STATES, AttemptReport
+from dthpc.watch.state import Evidence, Keeper, Verdict, judge
 
 
 def attempt(**fields: Any) -> AttemptReport:

@@ -18,20 +18,20 @@ from typing import Any
 
 import pytest
 
-from dthpc.launch.follow import follow
-from dthpc.launch.plan import LaunchPlan
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.monitor.events import EventLog
 from dthpc.rundir import RunDir
 from dthpc.slurm.records import JobRecord
-from tests.launch.records import Records
-from tests.launch.test_survey import Queue
+from dthpc.watch.follow import follow
+from tests.watch.records import Records
+from tests.watch.test_survey import Queue
 
 FAKE_RANK = Path(__file__).with_name("fake_rank.py")
 
 DOOR = """
 import sys
 from pathlib import Path
-from dthpc.launch.follow import follow
+from dthpc.watch.follow import follow
 from dthpc.rundir import RunDir
 sys.exit(follow(RunDir(Path(sys.argv[1])), stop_on_interrupt=sys.argv[2] == "stop"))
 """
@@ -50,7 +50,7 @@ def prepare(root: Path, **story: Any) -> RunDir:
         threads_per_rank=1,
         gpus_per_node=0,
         rank_command=[sys.executable, str(FAKE_RANK)],
-        keeper_command=[sys.executable, "-m", "dthpc.launch.keeper"],
+        keeper_command=[sys.executable, "-m", "dthpc.attempt.keeper"],
         requeue="restart",
         max_attempts_without_progress=1,
     ).write(run)
@@ -64,7 +64,7 @@ def keep() -> Iterator[Callable[[RunDir], subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(run: RunDir) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "dthpc.launch.keeper", str(run.path)]
+        command = [sys.executable, "-m", "dthpc.attempt.keeper", str(run.path)]
         with open(run.path / "keeper.log", "wb") as log:
             started.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
         EventLog(run.events).write("run_submitted", job_id=str(started[-1].pid), launcher="local")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from dthpc.launch.report import AttemptReport
 from dthpc.slurm.records import JobRecord
+from dthpc.watch.report import AttemptReport
 
 RESTARTS = ("requeue", "resubmit", "restart")
 """Decisions of the keeper after which another attempt comes."""
@@ -69,7 +69,7 @@ class Verdict:
     """What the evidence says."""
 
     state: str
-    """One of `dthpc.launch.report.STATES`."""
+    """One of `dthpc.watch.report.STATES`."""
 
     why: str | None = None
     """One line."""

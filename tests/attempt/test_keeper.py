@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from dthpc.launch.lock import Holder, RunLock
+from dthpc.attempt.lock import Holder, RunLock
 from dthpc.monitor.events import read_events
 from dthpc.rundir import read_json
-from tests.launch.runs import alive, end_of, keep, make_run, start_keeper, wait_for, wait_ready
+from tests.attempt.runs import alive, end_of, keep, make_run, start_keeper, wait_for, wait_ready
 
 
 def test_a_run_that_finishes_leaves_its_records_and_frees_its_lock(tmp_path: Path) -> None:

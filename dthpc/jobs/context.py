@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dthpc.launch.identity import RankIdentity
 from dthpc.monitor.events import EventLog
+from dthpc.placement.identity import RankIdentity
 from dthpc.resilience.stop import StopFlag
 from dthpc.rundir import AttemptDir, RunDir
 

@@ -11,11 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from dthpc.attempt.lock import process_start, read_holder
 from dthpc.checkpoint.manifest import latest_verified
 from dthpc.errors import UserError
-from dthpc.launch.lock import process_start, read_holder
-from dthpc.launch.report import AttemptReport, CheckpointReport, FailureReport, PendingReport, RunReport
-from dthpc.launch.state import Evidence, Keeper, judge, recorded_end
 from dthpc.monitor.progress import KINDS, Progress, fold
 from dthpc.monitor.tail import LIMIT, read_tail
 from dthpc.monitor.units import integer, number, text
@@ -25,6 +23,8 @@ from dthpc.resilience.stop import EXIT_STOPPED
 from dthpc.rundir import AttemptDir, RunDir, read_json
 from dthpc.slurm.client import SlurmClient
 from dthpc.slurm.records import JobRecord
+from dthpc.watch.report import AttemptReport, CheckpointReport, FailureReport, PendingReport, RunReport
+from dthpc.watch.state import Evidence, Keeper, judge, recorded_end
 
 LOG_LINES = 12
 """Last lines of a failed rank's log that are shown."""

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dthpc.launch.plan import LaunchPlan
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.rundir import RunDir, read_json
 
-RANK = [sys.executable, "-m", "tests.launch.scripted_rank"]
-KEEPER = [sys.executable, "-m", "dthpc.launch.keeper"]
+RANK = [sys.executable, "-m", "tests.attempt.scripted_rank"]
+KEEPER = [sys.executable, "-m", "dthpc.attempt.keeper"]
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 

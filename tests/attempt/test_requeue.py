@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dthpc.launch.plan import LaunchPlan
-from dthpc.launch.requeue import (
+from dthpc.attempt.plan import LaunchPlan
+from dthpc.attempt.requeue import (
     RequeueForbidden,
     job_ended,
     job_name,
@@ -20,7 +20,7 @@ from dthpc.launch.requeue import (
 from dthpc.resilience.decide import SchedulerState
 from dthpc.slurm.client import SlurmError
 from dthpc.slurm.records import parse_jobs
-from tests.launch.runs import make_run
+from tests.attempt.runs import make_run
 
 # As `scontrol -o show job` printed them on a real Slurm 22.05, cut to what matters.
 HEAD = "JobId=3 JobName=wrap UserId=root(0) GroupId=root(0) "

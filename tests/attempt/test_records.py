@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dthpc.launch.lock import machine_identity
-from dthpc.launch.records import close_lost_attempts, log_causes, lost
+from dthpc.attempt.lock import machine_identity
+from dthpc.attempt.records import close_lost_attempts, log_causes, lost
 from dthpc.monitor.events import EventLog, read_events
 from dthpc.resilience.attempts import Attempt, read_attempts
 from dthpc.resilience.outcome import RankRecord

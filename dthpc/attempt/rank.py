@@ -1,4 +1,4 @@
-"""One rank: `python -m dthpc.launch.rank RUN_DIR`, started by `srun` or by the local keeper.
+"""One rank: `python -m dthpc.attempt.rank RUN_DIR`, started by `srun` or by the local keeper.
 
 The order of things matters. Stop signals are caught before anything slow is imported, so that a rank which is preempted
 while it starts does not die of it; the numbers of threads are set before torch reads them; and whatever happens, the
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
-from dthpc.launch.identity import RankIdentity, from_environment
-from dthpc.launch.plan import LaunchPlan
+from dthpc.placement.identity import RankIdentity, from_environment
 from dthpc.resilience.outcome import EXIT_CRASH, EXIT_USER_ERROR, RankRecord
 from dthpc.resilience.stop import StopFlag, Stopped
 from dthpc.rundir import RunDir
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from dthpc.comm.rendezvous import Rendezvous
-    from dthpc.launch.context import RankContext
+    from dthpc.jobs.context import RankContext
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -104,7 +104,7 @@ class _Rank:
         from dthpc.comm.backend import choose_backend
         from dthpc.comm.rendezvous import connect
         from dthpc.jobs.build import find_target
-        from dthpc.launch.context import RankContext
+        from dthpc.jobs.context import RankContext
 
         config = loading.result()
         job = find_target(config.job, "job")

@@ -14,8 +14,8 @@ import sys
 import time
 from pathlib import Path
 
-from dthpc.launch.identity import from_environment
 from dthpc.monitor.events import EventLog
+from dthpc.placement.identity import from_environment
 from dthpc.resilience.outcome import RankRecord
 from dthpc.resilience.stop import StopFlag
 from dthpc.rundir import RunDir

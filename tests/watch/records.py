@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dthpc.launch.plan import LaunchPlan
+from dthpc.attempt.plan import LaunchPlan
 from dthpc.monitor.events import EventLog
 from dthpc.resilience.outcome import RankRecord
 from dthpc.rundir import RunDir, write_json
