@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +86,7 @@ def save(
     attempt: int,
     group: dist.ProcessGroup | None = None,
     meta: Mapping[str, Any] | None = None,
+    guard: Callable[[], None] | None = None,
 ) -> SaveInfo:
     """Save the state of all ranks as the checkpoint of a step; collective, and on disk when it returns.
 
@@ -96,6 +97,8 @@ def save(
         attempt: the number of this attempt; one attempt of a run is alive at a time.
         group: the ranks that hold the state; the default group, or this process alone, if not given.
         meta: JSON values for the manifest, rank 0's; the same in every attempt (no times, no hosts).
+        guard: called by rank 0 before anything is touched and again before the commit; raises a `UserError` where this
+            attempt may no longer write, as when a later one has begun.
 
     Raises:
         UserError: the state cannot be saved, or this step holds a checkpoint with other `meta`.
@@ -110,11 +113,22 @@ def save(
         seconds = time.perf_counter() - started
         return SaveInfo(step, checkpoint_path(root, step), seconds, present.total_bytes, False)
     taken = snapshot(state, step, ranks)
-    partial = ranks.first(f"preparing {root}", lambda: protocol.begin(root, step, attempt))
+
+    def begin() -> Path:
+        if guard is not None:
+            guard()
+        return protocol.begin(root, step, attempt)
+
+    def commit() -> Path:
+        if guard is not None:
+            guard()
+        return protocol.commit(partial, manifest)
+
+    partial = ranks.first(f"preparing {root}", begin)
     try:
         files = write(taken, partial, ranks)
         manifest = Manifest(step, attempt, ranks.size, time.time(), files, taken.described, agreed)
-        path = ranks.first(f"committing step {step} to {root}", lambda: protocol.commit(partial, manifest))
+        path = ranks.first(f"committing step {step} to {root}", commit)
     except (CheckpointError, UserError):
         ranks.first(f"removing {partial}", lambda: protocol.discard(partial))
         raise

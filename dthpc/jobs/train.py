@@ -90,7 +90,7 @@ def _control_group(context: RankContext) -> dist.ProcessGroup | None:
 def _make_saver(config: Any, context: RankContext, data: Any) -> Saver:
     fingerprint = getattr(data, "fingerprint", None)
     return Saver(
-        root=context.run.checkpoints,
+        run=context.run,
         attempt=context.identity.attempt,
         every=config.checkpoint.every,
         keep=config.checkpoint.keep,
@@ -104,7 +104,7 @@ def _restore(t: Training) -> None:
     """Go on from the newest checkpoint that verifies; collective."""
     state = checkpoint_state(t.model.module, t.optimizer, t.state)
     expected = t.saver.meta if t.config.run.on_change == "refuse" else {}
-    info = restore(t.saver.root, state, expect_meta=expected)
+    info = restore(t.saver.run.checkpoints, state, expect_meta=expected)
     if info is None:
         return
     t.resumed_from = t.last_saved = info.step

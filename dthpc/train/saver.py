@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +10,9 @@ from torch import nn
 
 from dthpc.checkpoint.retain import retain
 from dthpc.checkpoint.store import save
+from dthpc.errors import UserError
+from dthpc.resilience.attempts import is_current
+from dthpc.rundir import RunDir
 from dthpc.train.callbacks import CheckpointRecord
 from dthpc.train.state import TrainState, checkpoint_state
 
@@ -19,8 +21,8 @@ from dthpc.train.state import TrainState, checkpoint_state
 class Saver:
     """Where and how checkpoints of this run are kept."""
 
-    root: Path
-    """The folder of the run's checkpoints."""
+    run: RunDir
+    """The run."""
 
     attempt: int
     """Number of this attempt."""
@@ -51,7 +53,13 @@ class Saver:
             CheckpointError: it failed, on all ranks; the older ones are as they were.
         """
         live = checkpoint_state(model, optimizer, state)
-        info = save(self.root, state.step, live, attempt=self.attempt, meta=self.meta)
+        root = self.run.checkpoints
+        info = save(root, state.step, live, attempt=self.attempt, meta=self.meta, guard=self._refuse_if_superseded)
         if self.removes and self.keep:
-            retain(self.root, self.keep, every=self.keep_every or None)
+            retain(root, self.keep, every=self.keep_every or None)
         return CheckpointRecord(state.step, info.path, info.seconds, info.bytes)
+
+    def _refuse_if_superseded(self) -> None:
+        # A node that Slurm gave up as lost may live on, and still reach the shared file system.
+        if not is_current(self.run, self.attempt):
+            raise UserError(f"attempt {self.attempt} may save no more: a later attempt of this run has begun")

@@ -85,7 +85,7 @@ def summarize(t: Training, totals: Totals, bigram_bits_per_byte: float | None) -
         "eval_seconds": totals.eval_seconds,
         "checkpoint_seconds": totals.checkpoint_seconds,
         "lost_seconds": lost_seconds(events),
-        "checkpoints": t.saver.root,
+        "checkpoints": t.saver.run.checkpoints,
         "tensorboard": t.context.run.tensorboard if t.config.monitor.tensorboard else None,
     }
 

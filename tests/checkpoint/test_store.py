@@ -382,3 +382,23 @@ def test_chunks_on_several_ranks_make_one_model(tmp_path: Path) -> None:
         assert whole.get_parameter(name).tolist() == value
     assert all(entry["step"] == 1 for entry in optimizer.state.values())
     assert len(optimizer.state) == 4
+
+
+@pytest.mark.parametrize("calls_before_refusal", [0, 1])
+def test_an_attempt_that_may_write_no_more_leaves_everything_as_it_was(
+    tmp_path: Path, calls_before_refusal: int
+) -> None:
+    """Refused at the start, or after writing and right before the commit."""
+    job = build("plain")
+    store.save(tmp_path, 1, job.state, attempt=0)
+    before = sorted(path.name for path in tmp_path.iterdir())
+    calls = []
+
+    def guard() -> None:
+        calls.append(None)
+        if len(calls) > calls_before_refusal:
+            raise UserError("a later attempt has begun")
+
+    with pytest.raises(UserError, match="a later attempt"):
+        store.save(tmp_path, 2, job.state, attempt=0, guard=guard)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
