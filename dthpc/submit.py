@@ -33,13 +33,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        found, _ = read_command_line(words, "python -m dthpc.submit")
+        found, _ = read_command_line(words, _program(words))
         return _run(found) if found else 0
     except UserError as error:
         _tell(error, as_json="json=true" in words)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return 130
+
+
+def _program(words: Sequence[str]) -> str:
+    # A shell completes the words of one command, and `python` is not ours.
+    completes = any(word in ("-sc", "--shell-completion") for word in words)
+    return "dthpc-submit" if completes else "python -m dthpc.submit"
 
 
 def _run(found: list[tuple[Any, dict[str, str]]]) -> int:

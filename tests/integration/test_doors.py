@@ -208,3 +208,30 @@ def test_the_wheel_works_from_any_folder(tmp_path: Path, texts: Path) -> None:
     assert (elsewhere / "runs" / "a" / "checkpoints" / "step-00000004" / "manifest.json").is_file()
     environment = json.loads((elsewhere / "runs" / "a" / "attempts" / "0" / "environment.json").read_text())
     assert str(REPOSITORY) not in json.dumps(environment.get("git", {}))
+
+
+def test_a_shell_completes_groups_options_and_keys(tmp_path: Path) -> None:
+    """In a real bash: the script that the door prints is installed, and Tab is pressed."""
+    command = tmp_path / "dthpc-submit"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m dthpc.submit "$@"\n')
+    command.chmod(0o755)
+    script = """
+        eval "$(dthpc-submit -sc install=bash)"
+        complete -p dthpc-submit >/dev/null || exit 1
+        for line in "dthpc-submit model=gpt_s" "dthpc-submit train.se" "dthpc-submit +cluster=sl"; do
+            COMP_LINE=$line COMP_POINT=${#line} COMP_WORDS=($line) COMP_CWORD=1
+            hydra_bash_completion
+            echo "${COMPREPLY[@]}"
+        done
+    """
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:3] == ["model=gpt_small", "train.seq_len=", "+cluster=slurm"]
