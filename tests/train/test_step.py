@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dthpc.data.loader import StepBatch
+from dthpc.errors import UserError
+from dthpc.models.losses import IGNORE, next_token
+from dthpc.parallel.apply import ParallelModel, persistent_buffers
+from dthpc.parallel.buckets import GradientBuckets
+from dthpc.parallel.layout import Layout
+from dthpc.parallel.precision import Precision
+from dthpc.train.header import Agreed, Header
+from dthpc.train.step import clip, expected_count, forward_backward
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """Logits by a table, and a buffer that counts the samples that went through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(5, 5)
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.seen += len(tokens)
+        return self.table(tokens)
+
+
+def build() -> ParallelModel:
+    module = Net()
+    gradients = GradientBuckets(module.parameters(), None)
+    return ParallelModel(module, gradients, Precision("fp32", "cpu"), Layout(1, 1), None, persistent_buffers(module))
+
+
+def batch(count: int = 4, ignored: int = 3) -> StepBatch:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randint(5, (count, 6), generator=generator)
+    targets = torch.randint(5, (count, 6), generator=generator)
+    targets.view(-1)[:ignored] = IGNORE
+    return StepBatch(inputs, targets, count, 0.0)
+
+
+def step(
+    model: ParallelModel, given: StepBatch, micro_batch: int | None = None, loss: Any = next_token, **sent: Any
+) -> tuple[Agreed, float]:
+    header = Header(None)
+    header.send(**{"targets": expected_count(loss, given.targets), **sent})
+    return forward_backward(model, loss, given, micro_batch, header, CPU)
+
+
+def gradient(model: ParallelModel) -> torch.Tensor:
+    (flat,) = model.gradients.flat
+    return flat.clone()
+
+
+def seen(model: ParallelModel) -> int:
+    return int(model.buffers[0])
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1, 3, 4, 99])
+def test_the_gradient_is_that_of_the_mean_over_all_targets_however_it_is_cut(micro_batch: int | None) -> None:
+    model, given = build(), batch()
+    agreed, total = step(model, given, micro_batch)
+    reference = Net()
+    mean = nn.functional.cross_entropy(
+        reference(given.inputs).flatten(0, -2), given.targets.flatten(), ignore_index=IGNORE
+    )
+    mean.backward()
+    assert agreed.targets == 4 * 6 - 3
+    assert total == pytest.approx(mean.item() * agreed.targets, rel=1e-6)
+    torch.testing.assert_close(gradient(model), reference.table.weight.grad.flatten())
+
+
+def test_the_mean_is_over_the_targets_of_all_ranks() -> None:
+    alone, among_others = build(), build()
+    step(alone, batch())
+    step(among_others, batch(), targets=2 * 21)
+    torch.testing.assert_close(gradient(among_others), gradient(alone) / 2)
+
+
+def test_a_step_starts_from_no_gradient() -> None:
+    model = build()
+    step(model, batch())
+    first = gradient(model)
+    step(model, batch())
+    assert torch.equal(gradient(model), first)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1])
+def test_where_the_ranks_agreed_to_stop_nothing_has_changed(micro_batch: int | None) -> None:
+    model = build()
+    step(model, batch())
+    weights = [parameter.clone() for parameter in model.module.parameters()]
+    agreed, total = step(model, batch(), micro_batch, stop="SIGTERM")
+    assert (agreed.stop, total) == ("SIGTERM", 0.0)
+    assert seen(model) == 4
+    assert not gradient(model).any()
+    assert all(torch.equal(old, new) for old, new in zip(weights, model.module.parameters(), strict=True))
+
+
+def test_buffers_keep_what_a_step_did_to_them() -> None:
+    model = build()
+    step(model, batch(), 1)
+    assert seen(model) == 4
+
+
+@pytest.mark.parametrize("stop", [None, "SIGTERM"])
+def test_a_rank_without_samples_still_hears_what_was_agreed(stop: str | None) -> None:
+    model = build()
+    given = batch()
+    empty = StepBatch(given.inputs[:0], given.targets[:0], 4, 0.0)
+    agreed, total = step(model, empty, targets=9, stop=stop)
+    assert (agreed.targets, agreed.stop, total) == (9, stop, 0.0)
+    assert not gradient(model).any()
+
+
+def test_a_step_in_which_nothing_counts_divides_by_nothing() -> None:
+    model = build()
+    agreed, total = step(model, batch(ignored=24))
+    assert (agreed.targets, total) == (0, 0.0)
+    assert torch.isfinite(gradient(model)).all()
+
+
+def all_positions(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return outputs.float().square().sum(), torch.tensor(targets.numel())
+
+
+class WithCount:
+    """A loss that tells how it counts."""
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return all_positions(outputs, targets)
+
+    def count_targets(self, targets: torch.Tensor) -> int:
+        return targets.numel()
+
+
+def test_a_loss_that_counts_otherwise_than_it_says_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="counted 24 targets where 21 were expected") as caught:
+        step(build(), batch(), 1, all_positions)
+    assert (caught.value.key, caught.value.value) == ("loss._target_", "all_positions")
+    assert "count_targets" in str(caught.value.instead)
+
+
+def test_a_loss_that_says_how_it_counts_is_believed() -> None:
+    agreed, _ = step(build(), batch(), 1, WithCount())
+    assert agreed.targets == 24
+
+
+@pytest.mark.parametrize(("loss", "count"), [(next_token, 21), (all_positions, 21), (WithCount(), 24)])
+def test_the_count_is_known_before_the_forward_pass(loss: Callable[..., Any], count: int) -> None:
+    found = expected_count(loss, batch().targets)
+    assert (found, type(found)) == (count, int)
+
+
+@pytest.mark.parametrize(("share", "shrinks"), [(0.5, True), (1.0, False), (2.0, False), (None, False)])
+def test_only_a_larger_norm_is_clipped_and_the_one_before_is_told(share: float | None, shrinks: bool) -> None:
+    model = build()
+    step(model, batch())
+    before = gradient(model)
+    norm = before.norm().item()
+    assert clip(model, None if share is None else share * norm) == pytest.approx(norm, rel=1e-6)
+    torch.testing.assert_close(gradient(model), before * share if shrinks and share else before)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_is_told_and_not_scaled(bad: float) -> None:
+    model = build()
+    step(model, batch())
+    model.gradients.flat[0][0] = bad
+    before = gradient(model)
+    norm = clip(model, 0.1)
+    assert norm == pytest.approx(bad, nan_ok=True)
+    assert torch.equal(gradient(model)[1:], before[1:])
+
+
+def test_gradients_of_zero_have_a_norm_of_zero() -> None:
+    model = build()
+    assert clip(model, 1.0) == 0.0
