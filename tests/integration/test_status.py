@@ -18,7 +18,7 @@ import pytest
 
 pytestmark = pytest.mark.slurm
 
-FAKE_RANK = Path(__file__).parent.parent / "launch" / "fake_rank.py"
+FAKE_RANK = Path(__file__).parent.parent / "watch" / "fake_rank.py"
 
 PYTHON = f"""#!/bin/bash
 case "$*" in

@@ -18,7 +18,7 @@ from tests.attempt.runs import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STEPS = 12
-PATIENCE_S = 150.0
+PATIENCE_S = 400.0
 
 TINY = [
     f"train.steps={STEPS}",
