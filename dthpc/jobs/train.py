@@ -62,14 +62,18 @@ def run(config: Any, context: RankContext) -> None:
 
 def _check_data(data: Any, config: Any) -> None:
     """All ranks must see the same, non-empty data; collective."""
+    evaluates = config.train.eval_every >= 0
+    for split in ("train", "valid") if evaluates else ("train",):
+        _check_split(data, split, config.data["_target_"])
     if not len(data.train):
         raise UserError("the training data set has no samples", key="data", instead="more text, or a smaller seq_len")
-    if config.train.eval_every >= 0 and not len(data.valid):
+    if evaluates and not len(data.valid):
         raise UserError("the held-out data set has no samples", key="data", instead="more data, or train.eval_every=-1")
     if dist.get_world_size() == 1:
         return
     seen: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(seen, (len(data.train), len(data.valid), getattr(data, "fingerprint", None)))
+    held_out = len(data.valid) if evaluates else 0
+    dist.all_gather_object(seen, (len(data.train), held_out, getattr(data, "fingerprint", None)))
     for rank, other in enumerate(seen):
         if other != seen[0]:
             raise UserError(
@@ -78,6 +82,20 @@ def _check_data(data: Any, config: Any) -> None:
                 key="data",
                 instead="data on a file system that all nodes share, or the same files and the same Python on each",
             )
+
+
+def _check_split(data: Any, split: str, target: str) -> None:
+    part = getattr(data, split, None)
+    if hasattr(part, "__len__") and hasattr(part, "__getitem__"):
+        return
+    instead = f"give the class a `{split}` with `len` and `[i] -> (input, target)`"
+    if part is None:
+        why = f"it has no `{split}` data set"
+    else:
+        why = f"its `{split}` is of type {type(part).__name__} and no map-style data set"
+    if split == "valid":
+        instead += ", or write train.eval_every=-1 to evaluate nothing"
+    raise UserError(why, key="data._target_", value=target, instead=instead)
 
 
 def _control_group(context: RankContext) -> dist.ProcessGroup | None:

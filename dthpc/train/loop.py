@@ -39,7 +39,7 @@ class Training:
     """Who this rank is, and where the run lives."""
 
     data: Any
-    """Object with `train` and `valid` data sets."""
+    """Object with `train` and, unless nothing is ever evaluated, `valid` data sets."""
 
     model: ParallelModel
     """The model on its mesh."""
@@ -93,6 +93,7 @@ def train(t: Training) -> None:
     seed, rank, device = t.config.run.seed, t.context.identity.rank, t.context.device
     steps, micro_batch, grad_clip = (t.config.train[name] for name in ("steps", "micro_batch", "grad_clip"))
     rate_of = learning_rate(t.config.optim, steps)
+    first = t.state.step
     t.tell("on_train_start")
     with _loader(t) as loader:
         while t.state.step < steps:
@@ -100,7 +101,9 @@ def train(t: Training) -> None:
             batch = next(loader)
             _send_header(t, batch)
             seed_step(seed, t.state.step, rank, device)
-            agreed, loss_sum = forward_backward(t.model, t.loss, batch, micro_batch, t.header, device)
+            agreed, loss_sum = forward_backward(
+                t.model, t.loss, batch, micro_batch, t.header, device, first=t.state.step == first
+            )
             _settle(t, agreed)
             if agreed.stop is not None:
                 _stop(t, agreed.stop)

@@ -45,6 +45,21 @@ class _NamedPart:
         return {"point": point, "scale": torch.ones(())}, label
 
 
+class TrainOnly:
+    """Data that holds nothing out."""
+
+    def __init__(self) -> None:
+        self.train = Digits(40)
+
+
+class Streamed:
+    """Data whose training part can only be walked through."""
+
+    def __init__(self) -> None:
+        self.train = iter(Digits(40))  # type: ignore[call-overload]
+        self.valid = Digits(10)
+
+
 class Perceptron(nn.Module):
     """A user's model, with running statistics."""
 

@@ -37,6 +37,13 @@ def test_a_users_loss_plugs_in_as_a_class_or_a_function(tmp_path: Path, loss: di
     assert records[-1].loss < 0.9 * records[0].loss
 
 
+def test_data_needs_no_held_out_part_where_nothing_is_evaluated(tmp_path: Path) -> None:
+    changes = {"data": {"_target_": "tests.jobs.tasks.TrainOnly"}, "train": {"eval_every": -1}}
+    first, second = train_own(2, tmp_path, **changes)
+    assert (first.outcome, first.evals) == (second.outcome, [])
+    assert len(first.records) == first.step > 0
+
+
 def test_running_statistics_survive_a_restart_bit_by_bit(tmp_path: Path) -> None:
     stop = {"stopper": {"_target_": "tests.train.tasks.StopAfter", "step": 5, "rank": 1}}
     whole = train_own(2, tmp_path / "whole")
@@ -117,6 +124,9 @@ def test_a_failed_save_in_between_is_an_incident_and_training_goes_on(tmp_path: 
         ({"data": {"_target_": "tests.jobs.tasks.Hinge", "margin": 1}}, "a Hinge is no data"),
         ({"data": {"_target_": "tests.jobs.tasks.Digits", "count": 0}}, "training data set has no samples"),
         ({"data": {"_target_": "tests.jobs.tasks.Digits", "count": 5}}, "held-out data set has no samples"),
+        ({"data": {"_target_": "tests.jobs.tasks.TrainOnly"}}, "TrainOnly: it has no `valid` data set"),
+        ({"data": {"_target_": "tests.jobs.tasks.TrainOnly"}}, "train.eval_every=-1"),
+        ({"data": {"_target_": "tests.jobs.tasks.Streamed"}}, "Streamed: its `train` is of type"),
         ({"data": {"_target_": "tests.jobs.tasks.DataOfRank"}}, "rank 0 has 20 training"),
         ({"callbacks": {"mine": {"_target_": "tests.jobs.tasks.NotACallback"}}}, "a NotACallback is no callback"),
         ({"parallel": {"dp": 3}}, "there are 2 ranks"),

@@ -150,6 +150,36 @@ def test_a_loss_that_counts_otherwise_than_it_says_is_refused_by_name() -> None:
     assert "count_targets" in str(caught.value.instead)
 
 
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (lambda o, t: (nn.functional.cross_entropy(o.flatten(0, -2), t.flatten(), reduction="none"), 21), "no scalar"),
+        (lambda o, t: o.sum(), "only one value"),
+        (lambda o, t: (o.sum(), 21, 0), "3 values"),
+        (lambda o, t: (o.sum().item(), 21), "no tensor, but a value of type float"),
+        (lambda o, t: (o.sum().detach(), 21), "detached"),
+        (lambda o, t: (o.sum(), 21.5), "no integer, but a value of type float"),
+        (lambda o, t: (o.sum(), torch.tensor(21.0)), "no integer, but a torch.float32 tensor"),
+        (lambda o, t: (o.sum(), None), "no integer, but a value of type NoneType"),
+    ],
+)
+def test_a_loss_that_breaks_its_contract_is_told_in_the_first_step(loss: Any, words: str) -> None:
+    header = Header(None)
+    header.send(targets=21)
+    with pytest.raises(UserError, match=words) as caught:
+        forward_backward(build(), loss, batch(), 1, header, CPU, first=True)
+    assert (caught.value.key, caught.value.value) == ("loss._target_", "<lambda>")
+    assert "(sum, count)" in str(caught.value.instead)
+
+
+@pytest.mark.parametrize("count", [21, torch.tensor(21), torch.tensor(21, dtype=torch.int32)])
+def test_a_loss_may_count_with_any_integer(count: Any) -> None:
+    header = Header(None)
+    header.send(targets=21)
+    agreed, _ = forward_backward(build(), lambda o, t: (o.sum(), count), batch(), None, header, CPU, first=True)
+    assert agreed.targets == 21
+
+
 def test_a_loss_that_says_how_it_counts_is_believed() -> None:
     agreed, _ = step(build(), batch(), 1, WithCount())
     assert agreed.targets == 24
