@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -69,11 +71,12 @@ def parallelize(model: nn.Module, layout: Layout, mesh: DeviceMesh, config: Any)
         The model with replicated weights (equal on all replicas from here on) and bucketed gradients.
 
     Raises:
-        UserError: the model has nothing to train, or weights that are not fp32.
+        UserError: the model has nothing to train, weights that are not fp32, or differs between ranks.
     """
     _check_parameters(model)
     group = mesh.get_group("dp") if layout.dp > 1 else None
     if group is not None:
+        _check_alike(model, group)
         # Equal by name and seed for our models; a user's model may draw its weights as it likes.
         _broadcast([*model.parameters(), *model.buffers()], group)
     gradients = GradientBuckets(model.parameters(), group, config.parallel.bucket_mb << 20)
@@ -92,6 +95,35 @@ def _broadcast(tensors: list[Any], group: dist.ProcessGroup) -> None:
     works = [dist.broadcast(tensor.detach(), source, group=group, async_op=True) for tensor in tensors]
     for work in works:
         work.wait()
+
+
+def _check_alike(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Raise the same `UserError` on all ranks if their models differ in more than values; collective."""
+    mine = [
+        f"{name} {list(tensor.shape)} {tensor.dtype}"
+        for named in (model.named_parameters(), model.named_buffers())
+        for name, tensor in named
+    ]
+    digests = _gather(hashlib.blake2b("\n".join(mine).encode(), digest_size=16).hexdigest(), group)
+    if len(set(digests)) == 1:
+        return
+    models = _gather(mine, group)
+    for rank, other in enumerate(models):
+        for first, here in zip_longest(models[0], other, fillvalue="nothing"):
+            if first != here:
+                raise UserError(
+                    f"the ranks build different models: where rank {dist.get_global_rank(group, 0)} has {first}, "
+                    f"rank {dist.get_global_rank(group, rank)} has {here}",
+                    key="model._target_",
+                    value=type(model).__name__,
+                    instead="build the same parameters, with the same names and in the same order, on every rank",
+                )
+
+
+def _gather(value: Any, group: dist.ProcessGroup) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def _check_parameters(model: nn.Module) -> None:

@@ -89,3 +89,31 @@ def weights_after_parallelize(rank: int) -> list[torch.Tensor]:
     parallel.abandon_step(copies)
     assert all(torch.equal(a, b) for a, b in zip(parallel.buffers, kept, strict=True))
     return [*(p.detach() for p in model.parameters()), *model.buffers()]
+
+
+def refusal_of_models(rank: int, how: str) -> str:
+    """What each of three ranks says to models that differ on rank 2."""
+    from omegaconf import OmegaConf
+
+    from dthpc.errors import UserError
+    from dthpc.parallel.apply import parallelize
+    from dthpc.parallel.layout import Layout
+
+    odd = rank == 2
+    model = nn.Sequential(nn.Linear(3, 5 if odd and how == "shape" else 4))
+    if odd and how == "more":
+        model.append(nn.Linear(4, 4))
+    if odd and how == "name":
+        model = nn.Sequential()
+        model.add_module("own", nn.Linear(3, 4))
+    if odd and how == "dtype":
+        model.register_buffer("seen", torch.zeros(1))
+    elif how == "dtype":
+        model.register_buffer("seen", torch.zeros(1, dtype=torch.int64))
+    layout = Layout(world_size=3, dp=3)
+    config = OmegaConf.create({"parallel": {"bucket_mb": 1}, "precision": {"compute": "fp32"}})
+    try:
+        parallelize(model, layout, layout.make_mesh("cpu"), config)
+    except UserError as error:
+        return str(error)
+    return ""
