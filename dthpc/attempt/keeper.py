@@ -225,6 +225,7 @@ class _Attempt:
             log_causes=tuple(log_causes(self.folder)) if self.keeper.in_slurm else (),
             lost_nodes=tuple(ranks.lost_nodes()),
             last_words="" if len(records) == ranks.world_size else ranks.last_words(),
+            srun_deaths=ranks.deaths(),
         )
 
     def _scheduler_state(self) -> SchedulerState | None:

@@ -8,13 +8,13 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
 from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
-from dthpc.resilience.outcome import EXIT_FINISHED
+from dthpc.resilience.outcome import EXIT_FINISHED, Death
 from dthpc.resilience.stop import EXIT_STOPPED, die_with_parent
 from dthpc.rundir import AttemptDir, RunDir
 
@@ -25,6 +25,19 @@ CHAIN_VARIABLE = "DTHPC_CHAIN"
 """Tells a continuation which command of the user it goes back to."""
 
 _NODE_FAILURE = re.compile(r"error: Node failure on (\S+)")
+
+# `strsignal` of the task's end, as srun prints it; Slurm itself adds the case of the memory limit.
+_SIGNALS = {
+    "Killed": "SIGKILL",
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Illegal instruction": "SIGILL",
+    "Floating point exception": "SIGFPE",
+    "Out Of Memory": "the memory limit",
+}
+_DEATH = re.compile(rf"error: \S+: tasks? ([\d,-]+): ({'|'.join(_SIGNALS)})")
+_ENDS_STEP = re.compile(r"srun: (?:Terminating|Job step aborted|got SIG|forcing)|\*\*\* (?:JOB|STEP) |Node failure")
 
 _OUTER = (
     CHAIN_VARIABLE,
@@ -61,6 +74,9 @@ class Ranks(Protocol):
 
     def exit_codes(self) -> dict[str, int]:
         """Exit codes of the processes that the keeper started; negative: number of a signal."""
+
+    def deaths(self) -> tuple[Death, ...]:
+        """Ranks that a signal ended, where the exit codes do not tell."""
 
     def last_words(self) -> str:
         """Last line that tells why a rank ended, where it left no record."""
@@ -102,8 +118,12 @@ class LocalRanks:
 
     def ended(self) -> bool:
         """Whether all have ended. One that died ends the others: they would wait for it until a time-out."""
+        # From the last to the first and then again: whoever died before one that is found dead is found dead too.
+        for process in reversed(self._processes):
+            process.poll()
         codes = [process.poll() for process in self._processes]
-        for rank, code in enumerate(codes):
+        # Of those that died since the last look, a killed one first: the others may have failed for want of it.
+        for rank, code in sorted(enumerate(codes), key=lambda item: item[1] is None or item[1] >= 0):
             if code is not None and rank not in self._deaths:
                 # What a rank leaves behind, such as data-loader workers; once, since its process id is free now.
                 _kill_group(self._processes[rank])
@@ -137,6 +157,10 @@ class LocalRanks:
     def exit_codes(self) -> dict[str, int]:
         """Exit codes by rank, in the order in which they ended."""
         return {f"rank {rank}": code for rank, code in self._deaths.items()}
+
+    def deaths(self) -> tuple[Death, ...]:
+        """None: the exit codes tell."""
+        return ()
 
     def last_words(self) -> str:
         """Last line in the log of the first rank that died without a record."""
@@ -205,10 +229,32 @@ class SrunRanks:
         code = None if self._process is None else self._process.poll()
         return {} if code is None else {"srun": code}
 
+    def deaths(self) -> tuple[Death, ...]:
+        """Ranks that were killed, by srun's words, up to where it ends the step itself."""
+        return deaths_in_log(_tail(self._log))
+
     def last_words(self) -> str:
         """Last error that srun told."""
         lines = [line for line in _tail(self._log) if "error" in line.lower()]
         return lines[0].strip() if lines else _last_line(self._log)
+
+
+def deaths_in_log(lines: Iterable[str]) -> tuple[Death, ...]:
+    """Ranks of which srun's lines say that a signal ended them, in order, up to where srun ends the others itself."""
+    deaths: list[Death] = []
+    for line in lines:
+        if _ENDS_STEP.search(line):
+            break
+        match = _DEATH.search(line)
+        if match is not None:
+            deaths += [Death(rank, _SIGNALS[match[2]]) for rank in _numbers(match[1])]
+    return tuple(deaths)
+
+
+def _numbers(text: str) -> list[int]:
+    """Numbers of a text such as `0,2-3`."""
+    spans = [part.partition("-") for part in text.split(",")]
+    return [number for first, _, last in spans for number in range(int(first), int(last or first) + 1)]
 
 
 def world_size_of(plan: LaunchPlan, env: Mapping[str, str]) -> int:

@@ -215,7 +215,9 @@ def _asked_while_running(outcome: Outcome, limits: Limits, scheduler: SchedulerS
 
 
 def _cause_by_ranks(outcome: Outcome) -> tuple[str, str]:
-    failure = outcome.failure
+    failure, death = outcome.failure, outcome.first_death
+    if death is not None:
+        return "crash", f"rank {death.rank} was {death.error}"
     if failure is not None:
         where = f"rank {failure.rank} on {failure.host}"
         at = "" if failure.step is None else f" after step {failure.step}"
@@ -226,13 +228,7 @@ def _cause_by_ranks(outcome: Outcome) -> tuple[str, str]:
 
 
 def _silent_death(outcome: Outcome) -> str:
-    """Words for ranks that ended without a record: killed, or never really started."""
-    # In the order of their ends: the later ones were ended because of the first.
-    first = next(((name, code) for name, code in outcome.exit_codes.items() if code), None)
-    if first is not None and first[1] < 0:
-        name, number = first[0], -first[1]
-        hint = " (out of memory?)" if number == 9 else ""
-        return f"{name} was killed by signal {number}{hint}"
+    """Words for ranks that ended without a record and without a signal that is known."""
     codes = ", ".join(f"{name} {code}" for name, code in outcome.exit_codes.items() if code)
     last = f": {outcome.last_words}" if outcome.last_words else ""
     silent = f"{len(outcome.silent)} of {outcome.world_size} ranks ended without a word"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import socket
 import time
 from collections.abc import Iterable
@@ -17,6 +19,9 @@ EXIT_USER_ERROR = 2
 
 CODES = {"finished": EXIT_FINISHED, "preempted": EXIT_STOPPED, "user_error": EXIT_USER_ERROR, "crash": EXIT_CRASH}
 """Exit code of a rank for each cause that it can tell itself."""
+
+NO_RECORD = "no record"
+"""In the place of a cause, for a rank that could not leave an account of its end."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,34 @@ def first_failure(records: Iterable[RankRecord]) -> RankRecord | None:
     return min(failures, key=lambda record: record.time, default=None)
 
 
+_ECHO = re.compile(r"connect|peer|broken pipe|socket|timed? ?out|time-out|nccl|gloo|remote process|end of file", re.I)
+"""Words of errors by which a rank tells that another one is gone."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """A rank that a signal ended before it could leave an account."""
+
+    rank: int
+    """Number of the rank."""
+
+    signal: str
+    """Name of the signal, or srun's words for it."""
+
+    @property
+    def error(self) -> str:
+        """The same in words."""
+        return f"killed by {self.signal}" + (" (out of memory?)" if self.signal == "SIGKILL" else "")
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; the number itself where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the keeper saw of an attempt's end, before anybody is asked why."""
@@ -108,6 +141,9 @@ class Outcome:
     last_words: str = ""
     """Last line that `srun` or a silent rank left."""
 
+    srun_deaths: tuple[Death, ...] = ()
+    """Ranks of which srun says that a signal ended them, in order, before it ended the others itself."""
+
     @property
     def all_finished(self) -> bool:
         """Whether every rank says that the run is finished."""
@@ -130,9 +166,36 @@ class Outcome:
         """The first failure that a rank told."""
         return first_failure(self.records.values())
 
+    @property
+    def first_death(self) -> Death | None:
+        """The rank that a signal ended without an account, if that came before all other failures.
+
+        The others see a connection that breaks, and tell of it; so the records alone would blame a survivor. Where an
+        error speaks of something else, it is the cause, and the death may be its echo (NCCL aborts, for instance).
+        """
+        death = self._silent_death()
+        failure = self.failure
+        if death is None or failure is None:
+            return death
+        echo = failure.cause == "crash" and _ECHO.search(failure.error or "") is not None
+        return death if echo else None
+
+    def _silent_death(self) -> Death | None:
+        for name, code in self.exit_codes.items():
+            number = name.removeprefix("rank ")
+            if not number.isdigit() or code in (EXIT_FINISHED, EXIT_STOPPED):
+                continue
+            # In the order of their ends: whoever died after the first failure may have been ended because of it.
+            silent = code < 0 and int(number) not in self.records
+            return Death(int(number), signal_name(-code)) if silent else None
+        return next((death for death in self.srun_deaths if death.rank not in self.records), None)
+
     def to_json(self) -> dict[str, Any]:
         """What `end.json` keeps of it."""
-        failure = self.failure
+        failure, death = self.failure, self.first_death
+        first = None if failure is None else {**asdict(failure), "code": failure.code}
+        if death is not None:
+            first = {"rank": death.rank, "cause": NO_RECORD, "error": death.error}
         return {
             "world_size": self.world_size,
             "exit_codes": self.exit_codes,
@@ -140,5 +203,5 @@ class Outcome:
             "asked": self.asked,
             "signals": list(self.signals),
             "lost_nodes": list(self.lost_nodes),
-            "first_failure": None if failure is None else {**asdict(failure), "code": failure.code},
+            "first_failure": first,
         }

@@ -18,7 +18,7 @@ from dthpc.monitor.progress import KINDS, Progress, fold
 from dthpc.monitor.tail import LIMIT, read_tail
 from dthpc.monitor.units import integer, number, text
 from dthpc.resilience.attempts import Attempt, is_finished, read_attempts
-from dthpc.resilience.outcome import EXIT_FINISHED, first_failure, read_records
+from dthpc.resilience.outcome import EXIT_FINISHED, NO_RECORD, first_failure, read_records, signal_name
 from dthpc.resilience.stop import EXIT_STOPPED
 from dthpc.rundir import AttemptDir, RunDir, read_json
 from dthpc.slurm.client import SlurmClient
@@ -254,7 +254,10 @@ def _add_failure(note: _Notes, detail: bool) -> None:
         return
     attempt = note.run.attempt(note.report.attempts[-1].number)
     record = first_failure(read_records(attempt).values())
-    if record is None:
+    killed = _killed_first(attempt)
+    if killed is not None:
+        note.report.failure = killed
+    elif record is None:
         note.report.failure = _silent_failure(attempt, note.report.attempts[-1].cause)
     else:
         note.report.failure = FailureReport(
@@ -270,21 +273,33 @@ def _add_failure(note: _Notes, detail: bool) -> None:
         note.report.failure.log_tail = last_lines(Path(note.report.failure.log), LOG_LINES)
 
 
+def _killed_first(attempt: AttemptDir) -> FailureReport | None:
+    """The rank of which the keeper says that it was killed before the others failed for want of it."""
+    end = read_json(attempt.end)
+    first = end.get("first_failure") if isinstance(end, dict) else None
+    if not isinstance(first, dict) or first.get("cause") != NO_RECORD or integer(first.get("rank")) is None:
+        return None
+    rank = int(first["rank"])
+    return FailureReport(
+        attempt.number, rank, NO_RECORD, error=text(first.get("error")), log=str(attempt.rank_log(rank))
+    )
+
+
 def _silent_failure(attempt: AttemptDir, cause: str | None) -> FailureReport | None:
     """The failure of an attempt whose ranks left no account: what the keeper saw, and where to look."""
     if cause in (None, "finished", "stopped", "cancelled"):
         return None
     srun_log = attempt.path / "srun.log"
     if srun_log.exists():
-        return FailureReport(attempt.number, None, "no record", log=str(srun_log)) if cause == "crash" else None
+        return FailureReport(attempt.number, None, NO_RECORD, log=str(srun_log)) if cause == "crash" else None
     end = read_json(attempt.end)
     codes = end.get("exit_codes") if isinstance(end, dict) else None
     for name, code in codes.items() if isinstance(codes, dict) else ():
         rank = integer(name.removeprefix("rank "))
         if rank is not None and code not in (EXIT_FINISHED, EXIT_STOPPED):
-            error = f"killed by signal {-code}" if isinstance(code, int) and code < 0 else f"exit code {code}"
+            error = f"killed by {signal_name(-code)}" if isinstance(code, int) and code < 0 else f"exit code {code}"
             log = attempt.rank_log(rank)
-            return FailureReport(attempt.number, rank, "no record", error=error, log=str(log))
+            return FailureReport(attempt.number, rank, NO_RECORD, error=error, log=str(log))
     return None
 
 

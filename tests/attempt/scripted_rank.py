@@ -1,9 +1,10 @@
 """A rank without torch that does what its test wrote into `script.json`: `[[what rank 0 does, what rank 1 does], …]`,
 one list for each attempt, the last one for all later attempts too.
 
-`finish`, `crash`, `user_error` and `kill` end as soon as all ranks are there; `save` waits for a stop signal and ends
-with its state saved; `work` commits a checkpoint first and then does as `save`; `deaf` ignores stop signals; `helper`
-is `deaf` with a child process whose id it leaves in `helper-<rank>`.
+`finish`, `crash`, `user_error` and `kill` end as soon as all ranks are there, `reset` as soon as another one is gone,
+with a connection that breaks; `save` waits for a stop signal and ends with its state saved; `work` commits a checkpoint
+first and then does as `save`; `deaf` ignores stop signals; `helper` is `deaf` with a child process whose id it leaves
+in `helper-<rank>`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from dthpc.resilience.outcome import RankRecord
 from dthpc.resilience.stop import StopFlag
 from dthpc.rundir import RunDir
+from tests.attempt.runs import alive
 
 SLEEP = [sys.executable, "-c", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"]
 
@@ -41,7 +43,12 @@ def main() -> int:
         time.sleep(0.01)
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what in ("crash", "user_error", "finish"):
+    if what == "reset":
+        peers = list(attempt.path.glob("ready-*"))
+        while all(alive(int(path.read_text() or os.getpid())) for path in peers):
+            time.sleep(0.01)
+        record = RankRecord(rank, "crash", error="RuntimeError: Connection reset by peer")
+    elif what in ("crash", "user_error", "finish"):
         cause = {"finish": "finished"}.get(what, what)
         record = RankRecord(rank, cause, error=None if what == "finish" else f"the test's {what}")
     else:

@@ -12,6 +12,7 @@ import pytest
 from dthpc.attempt.lock import Holder, RunLock
 from dthpc.monitor.events import read_events
 from dthpc.rundir import read_json
+from dthpc.watch.survey import survey
 from tests.attempt.runs import alive, end_of, keep, make_run, start_keeper, wait_for, wait_ready
 
 
@@ -93,7 +94,21 @@ def test_a_crash_ends_the_others_and_is_told_with_its_reason(tmp_path: Path) -> 
 def test_a_rank_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [["save", "kill"]], restart_on_failure=False)
     assert keep(run)[0] == 1
-    assert "rank 1 was killed by signal 9" in end_of(run, 0)["reason"]
+    assert "rank 1 was killed by SIGKILL (out of memory?)" in end_of(run, 0)["reason"]
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_killed_rank_is_blamed_and_not_the_survivor_whose_connection_broke(tmp_path: Path, killed: int) -> None:
+    script = ["kill", "reset"] if killed == 0 else ["reset", "kill"]
+    run = make_run(tmp_path / "run", [script], restart_on_failure=False)
+    assert keep(run)[0] == 1
+    end = end_of(run, 0)
+    assert end["reason"].startswith(f"rank {killed} was killed by SIGKILL (out of memory?)")
+    assert end["first_failure"]["rank"] == killed
+    report = survey([run], None)[0]
+    assert report.failure is not None
+    assert (report.failure.rank, report.failure.cause) == (killed, "no record")
+    assert "reset" not in (report.why or "")
 
 
 def test_attempts_without_progress_are_counted_and_end_the_run(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dthpc.attempt.plan import LaunchPlan
-from dthpc.attempt.processes import SrunRanks, allocated_nodes, rank_environment, world_size_of
+from dthpc.attempt.processes import SrunRanks, allocated_nodes, deaths_in_log, rank_environment, world_size_of
 from dthpc.errors import UserError
 from tests.attempt.runs import make_run, wait_for
 
@@ -84,3 +84,15 @@ def test_what_srun_says_is_kept_and_its_first_error_told(tmp_path: Path, plan: L
     wait_for(ranks.ended)
     assert ranks.exit_codes() == {"srun": 137}
     assert ranks.last_words() == "srun: error: n1: task 1: Out Of Memory"
+
+
+def test_sruns_words_tell_who_was_killed_before_it_ended_the_others() -> None:
+    lines = [
+        "srun: error: n1: task 1: Exited with exit code 1",
+        "srun: error: n1: task 0: Killed",
+        "srun: error: n2: tasks 4,6-7: Segmentation fault (core dumped)",
+        "srun: Terminating StepId=7.0",
+        "srun: error: n1: task 2: Killed",
+    ]
+    died = [(death.rank, death.signal) for death in deaths_in_log(lines)]
+    assert died == [(0, "SIGKILL"), (4, "SIGSEGV"), (6, "SIGSEGV"), (7, "SIGSEGV")]

@@ -128,7 +128,7 @@ def test_the_reason_names_the_first_failure_in_time_and_what_was_saved() -> None
     decision = decide(outcome(saved(step=41)), [], True, REQUEUE, SchedulerState(True, preempted=True))
     assert "state saved at step 41" in decision.reason
     decision = decide(outcome({}, exit_codes={"rank 1": -9}), [], True, LOCAL, None)
-    assert "rank 1 was killed by signal 9" in decision.reason
+    assert "rank 1 was killed by SIGKILL" in decision.reason
     decision = decide(outcome({}, exit_codes={"srun": 1}, last_words="no such file"), [], True, REQUEUE, RUNNING)
     assert "2 of 2 ranks ended without a word" in decision.reason
     assert "no such file" in decision.reason

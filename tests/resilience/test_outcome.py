@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dthpc.resilience.outcome import Outcome, RankRecord, first_failure, read_records
+from dthpc.resilience.outcome import Death, Outcome, RankRecord, first_failure, read_records
 from dthpc.rundir import RunDir, read_json
 
 
@@ -41,3 +41,17 @@ def test_a_run_is_finished_only_when_every_rank_says_so() -> None:
     assert not Outcome(3, both, {}).all_finished
     assert Outcome(3, both, {}).silent == [2]
     assert not Outcome(2, {**both, 1: RankRecord(1, "preempted")}, {}).all_finished
+
+
+def test_a_rank_that_was_killed_first_is_the_failure_and_one_that_was_killed_later_is_not() -> None:
+    broken = {1: RankRecord(1, "crash", error="RuntimeError: Connection reset by peer")}
+    first = Outcome(2, broken, {"rank 0": -9, "rank 1": 1})
+    assert first.first_death == Death(0, "SIGKILL")
+    assert first.to_json()["first_failure"]["rank"] == 0
+    # The keeper kills whoever does not end after the first failure.
+    assert Outcome(2, broken, {"rank 1": 1, "rank 0": -9}).first_death is None
+    # NCCL's watchdog aborts a rank because of another one's error.
+    own = {1: RankRecord(1, "crash", error="ValueError: the data has a hole")}
+    assert Outcome(2, own, {"rank 0": -6, "rank 1": 1}).first_death is None
+    told = Outcome(2, broken, {"srun": 137}, srun_deaths=(Death(0, "SIGKILL"),))
+    assert told.first_death == Death(0, "SIGKILL")

@@ -157,7 +157,7 @@ def test_a_failed_run_shows_the_first_failing_rank_and_its_last_lines(tmp_path: 
 def test_a_rank_that_was_killed_without_a_word_is_found(tmp_path: Path, keep: Any) -> None:
     run, out = prepare(tmp_path, steps=30, fail_at=12, kill=True), io.StringIO()
     assert follow(run, stop_on_interrupt=True, job=Handle(keep(run)), out=out) == 1
-    assert "rank 1: killed by signal 9" in out.getvalue()
+    assert "rank 1: killed by SIGKILL" in out.getvalue()
 
 
 def test_a_keeper_that_dies_at_once_is_told(tmp_path: Path) -> None:
