@@ -36,11 +36,14 @@ class UserError(Exception):
         return f"{head}{self.why}{tail}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (self.why, self.key, self.value, self.instead)
+        return _rebuild, (type(self), self.why, self.key, self.value, self.instead)
 
 
-def _rebuild(why: str, key: str | None, value: object, instead: str | None) -> UserError:
-    return UserError(why, key=key, value=value, instead=instead)
+def _rebuild(kind: type[UserError], why: str, key: str | None, value: object, instead: str | None) -> UserError:
+    # Kinds with arguments of their own have made `why` and the rest of them.
+    error = kind.__new__(kind)
+    UserError.__init__(error, why, key=key, value=value, instead=instead)
+    return error
 
 
 class UserErrors(UserError):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dthpc import __version__
 from dthpc.config.compose import read_command_line
 from dthpc.errors import UserError, UserErrors
 
@@ -29,6 +31,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         mistake of the user's, 130 when a followed run was stopped.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    if "--version" in words:
+        print(f"dthpc {__version__}")
+        return 0
     # Like `python -m`, the console script finds the user's own modules where the command is typed.
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
@@ -36,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found, _ = read_command_line(words, _program(words))
         return _run(found) if found else 0
     except UserError as error:
-        _tell(error, as_json="json=true" in words)
+        _tell(error, as_json=any(re.fullmatch(r"\+*json=(true|yes|on|1)", word, re.IGNORECASE) for word in words))
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return 130

@@ -28,3 +28,11 @@ def test_one_error_is_raised_as_itself_and_none_not_at_all() -> None:
 def test_nearest_offers_close_words_first_and_all_words_else() -> None:
     assert nearest("slrum", ["slurm", "local"]) == "did you mean slurm?"
     assert nearest("zzz", ["slurm", "local"]) == "valid ones are: local, slurm"
+
+
+def test_a_kind_of_error_stays_its_kind_on_the_way() -> None:
+    from dthpc.checkpoint.errors import CheckpointError, StorageError
+
+    error = pickle.loads(pickle.dumps(StorageError("full", key="run.root", value="/x", instead="make room")))
+    assert isinstance(error, CheckpointError)
+    assert str(error) == "run.root=/x: full. Instead: make room"

@@ -86,7 +86,7 @@ def test_a_mistake_is_a_line_on_stderr_and_code_2(here: Path, capsys: pytest.Cap
     out, err = capsys.readouterr()
     assert out == ""
     assert sorted(err.splitlines()) == [
-        "dthpc: optim.lr=-1.0: a learning rate is positive. Instead: optim.lr=1e-3",
+        "dthpc: optim.lr=-1.0: a learning rate is positive and finite. Instead: optim.lr=1e-3",
         "dthpc: train.steps=0: too small. Instead: give at least 1",
     ]
     assert list(here.iterdir()) == []
@@ -193,7 +193,7 @@ def test_modules_of_the_folder_in_which_it_is_typed_are_found(here: Path, capsys
     sys.path[:] = [path for path in sys.path if path not in ("", str(here))]
     words = [*QUIET, "job._target_=mine_of_test_submit.run", "dry_run=true"]
     assert main(words) == 2
-    (here / "mine_of_test_submit.py").write_text("")
+    (here / "mine_of_test_submit.py").write_text("def run(config, context): ...\n")
     assert main(words) == 0
 
 

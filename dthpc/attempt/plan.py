@@ -93,4 +93,12 @@ class LaunchPlan:
                 value=run.path,
                 instead="name a folder that `python -m dthpc.submit` made",
             )
-        return cls(**stored)
+        try:
+            return cls(**stored)
+        except TypeError as error:
+            raise UserError(
+                f"its launch plan has an unknown form ({error})",
+                key="run",
+                value=run.path,
+                instead="submit the run again with this version",
+            ) from error

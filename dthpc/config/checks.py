@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -22,6 +24,8 @@ WORDS = {
 }
 # Smallest value of each number; None in the configuration means that it is not set.
 SMALLEST = {
+    "run.seed": 0,
+    "optim.weight_decay": 0,
     "train.steps": 1,
     "train.seq_len": 1,
     "train.global_batch": 1,
@@ -50,6 +54,8 @@ SMALLEST = {
     "cluster.gpus_per_task": 1,
     "cluster.array_parallelism": 1,
 }
+# Largest value of those that something else has to hold.
+LARGEST = {"run.seed": 2**63 - 1, "train.steps": 10**12, "train.global_batch": 10**9, "train.seq_len": 10**9}
 
 
 def find_mistakes(config: Any) -> list[UserError]:
@@ -99,8 +105,12 @@ def _words(config: Any) -> Iterator[UserError]:
 def _ranges(config: Any) -> Iterator[UserError]:
     for key, smallest in SMALLEST.items():
         value = _get(config, key)
-        if value is not None and value < smallest:
+        if value is not None and not value >= smallest:  # nan is not, either
             yield UserError("too small", key=key, value=value, instead=f"give at least {smallest}")
+    for key, largest in LARGEST.items():
+        value = _get(config, key)
+        if value is not None and value > largest:
+            yield UserError("too large", key=key, value=value, instead=f"give at most {largest}")
 
 
 def _names(config: Any) -> Iterator[UserError]:
@@ -116,8 +126,10 @@ def _names(config: Any) -> Iterator[UserError]:
 
 
 def _optimizer(config: Any) -> Iterator[UserError]:
-    if config.optim.lr <= 0:
-        yield UserError("a learning rate is positive", key="optim.lr", value=config.optim.lr, instead="optim.lr=1e-3")
+    if not 0 < config.optim.lr < math.inf:
+        yield UserError(
+            "a learning rate is positive and finite", key="optim.lr", value=config.optim.lr, instead="optim.lr=1e-3"
+        )
     warmup, steps = config.optim.schedule.warmup_steps, config.train.steps
     if warmup is not None and warmup > steps >= 1:
         yield UserError(
@@ -127,7 +139,7 @@ def _optimizer(config: Any) -> Iterator[UserError]:
             instead="optim.schedule.warmup_steps=null, or more steps",
         )
     clip = config.train.grad_clip
-    if clip is not None and clip <= 0:
+    if clip is not None and not clip > 0:
         yield UserError(
             "a gradient norm to clip to is positive", key="train.grad_clip", value=clip, instead="1.0, or null"
         )
@@ -173,7 +185,7 @@ def _targets(config: Any) -> Iterator[UserError]:
         # Inside a container, the class may exist there and not here.
         elif config.cluster.container.runtime is None and not _exists(target):
             yield UserError(
-                f"no module {target.rpartition('.')[0]} can be found here",
+                "nothing of this name can be found here",
                 key=f"{key}._target_",
                 value=target,
                 instead="check the spelling, install its package, or add its folder to PYTHONPATH",
@@ -181,7 +193,10 @@ def _targets(config: Any) -> Iterator[UserError]:
 
 
 def _exists(target: str) -> bool:
-    """Whether the module of a dotted name is there, without importing it: its imports may need a GPU, or torch."""
+    """Whether a dotted name stands for something, as far as sources tell.
+
+    Nothing of it is imported: its imports may need a GPU, or torch, or just time that a login node has not.
+    """
     parts = target.split(".")
     try:
         spec = importlib.util.find_spec(parts[0])
@@ -189,13 +204,37 @@ def _exists(target: str) -> bool:
         return False
     if spec is None:
         return False
+    source = Path(spec.origin) if spec.origin else None
     folders = [Path(folder) for folder in spec.submodule_search_locations or []]
-    if not folders:
+    for depth, part in enumerate(parts[1:], start=1):
+        package = next((folder / part for folder in folders if (folder / part).is_dir()), None)
+        module = next((folder / f"{part}.py" for folder in folders if (folder / f"{part}.py").is_file()), None)
+        if package is None and module is None:
+            return _defines(source, part)
+        source = package / "__init__.py" if package is not None else module
+        folders = [package] if package is not None else []
+        if depth == len(parts) - 1:
+            return False  # a module is nothing to call
+    return True
+
+
+def _defines(source: Path | None, name: str) -> bool:
+    """Whether a module's source gives a name at its top level; what can't be told from it counts as given."""
+    try:
+        tree = ast.parse(source.read_bytes()) if source is not None and source.suffix == ".py" else None
+    except (OSError, SyntaxError, ValueError):
+        tree = None
+    if tree is None:
         return True
-    inner = parts[1]
-    # One level is enough to catch a misspelt module; deeper names may be attributes that only importing shows.
-    found = any((folder / f"{inner}.py").is_file() or (folder / inner).is_dir() for folder in folders)
-    return found or any((folder / "__init__.py").is_file() and len(parts) == 2 for folder in folders)
+    given: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            given.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            given.update((alias.asname or alias.name).split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            given.add(node.id)
+    return bool(given & {name, "*", "__getattr__"})
 
 
 def _text_source(config: Any) -> list[UserError]:

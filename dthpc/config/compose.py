@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 CONFIG_NAME = "config"
 
+_OPTIONS_WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"}
+_OPTIONS_WITH_VALUE |= {"--config-dir", "-cd", "--experimental-rerun"}
+
 
 def config_folder() -> Path:
     """The folder of YAML groups: inside the package once installed, at the top of the repository in a checkout."""
@@ -60,9 +63,7 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
     Raises:
         UserError: an unknown key, group, option, or a value of the wrong type, with the nearest valid ones.
     """
-    # Hydra's own parser takes this flag before the overrides or after them, but not in between.
-    flags = [word for word in argv if word in ("-m", "--multirun")]
-    argv = flags[:1] + [word for word in argv if word not in flags]
+    argv = _options_first(argv)
     register_schema()
     with _command_line(program, argv), _hydra_raises():
         try:
@@ -76,6 +77,23 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
             return [], False
         except Exception as error:
             raise _worded(error, argv) from error
+
+
+def _options_first(argv: list[str]) -> list[str]:
+    """The words with options before overrides: Hydra's parser takes them there, but not in between."""
+    options: list[str] = []
+    overrides: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("-"):
+            overrides.append(word)
+            continue
+        options.append(word)
+        if word in _OPTIONS_WITH_VALUE:
+            options += [value for value in [next(words, None)] if value is not None]
+    # A sweep may be asked for twice; an option whose value may be left out must not take an override for it.
+    options = list(dict.fromkeys(options)) if "-m" in options else options
+    return [*overrides, *options] if options and options[-1] in ("--info", "-i") else [*options, *overrides]
 
 
 def _is_plain(argv: list[str]) -> bool:
@@ -162,6 +180,11 @@ def _worded(error: Exception, argv: list[str]) -> Exception:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, KeyboardInterrupt):
+            raise KeyboardInterrupt from error  # Ctrl-C met OmegaConf, which made an error of its own of it
+        at = at.__cause__ or at.__context__
     if isinstance(error, UserError) or not isinstance(error, (HydraException, OmegaConfBaseException)):
         return error
     causes: list[Exception] = [error]
@@ -182,10 +205,17 @@ def _wrong_override(causes: list[Exception], argv: list[str]) -> UserError | Non
     parse = next((c for c in causes if type(c).__name__ == "OverrideParseException"), None)
     if parse is not None:
         word = str(getattr(parse, "override", ""))
+        key, sign, value = word.partition("=")
+        if sign and value:
+            why, instead = "this value can't be read as it stands", f"quote it: '{key}=\"{value}\"'"
+            return UserError(why, key=key, value=value, instead=instead)
+        return UserError("this word is neither an option nor key=value", key=word, instead="write key=value")
+    twice = re.search(r"Multiple values for ([\w/]+)", outer)
+    if twice is not None:
+        key = twice.group(1)
+        value = next((word.split("=", 1)[1] for word in argv if word.startswith(f"+{key}=")), "…")
         return UserError(
-            "this word is neither an option nor key=value",
-            key=word,
-            instead="write key=value; quote values with special characters: 'key=\"a,b\"'",
+            "an option of this group is chosen already", key=key, value=value, instead=f"write {key}={value}"
         )
     ambiguous = re.search(r"Ambiguous value for argument '([^']+)'", outer)
     if ambiguous is not None:
@@ -199,6 +229,9 @@ def _wrong_override(causes: list[Exception], argv: list[str]) -> UserError | Non
     merging = re.search(r"Error merging override ([^=]+)=(.*)", outer)
     wrong_type = next((str(c) for c in causes if type(c).__name__ == "ValidationError"), None)
     if merging is not None and wrong_type is not None:
+        if "ListConfig" in wrong_type:
+            key, value = merging.group(1), merging.group(2)
+            return UserError("a list is wanted", key=key, value=value, instead=f"write '{key}=[{value}]'")
         kind = re.search(r"could not be converted to (\w+)", wrong_type)
         names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "text"}
         wanted = names.get(kind.group(1), kind.group(1)) if kind else "a value of another kind"
@@ -224,6 +257,9 @@ def _unknown_key(causes: list[Exception], argv: list[str]) -> UserError | None:
         return UserError(_first_line(detail), key=key, value=value, instead="give a value of that type")
     parent, known = _nearest_parent(key)
     wrong = key.removeprefix(f"{parent}." if parent else "").split(".")[0]
+    if not known:
+        instead = f"write +{key}={value if value is not None else '…'}, with a plus sign: {parent} takes any key"
+        return UserError("there is no such key yet", key=key, value=value, instead=instead)
     return UserError(
         "there is no such key",
         key=key,

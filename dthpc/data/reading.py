@@ -16,6 +16,9 @@ LONGEST_PIECE = 1 << 20
 LONGEST_LINE_AFTER_PIECE = 1 << 16
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
+_CONTINUATION_BYTES = 3
+"""Bytes after the first that a character of UTF-8 has at most; a piece does not end within one."""
+
 
 def is_json_lines(name: str) -> bool:
     """Whether a file's records are read from JSON lines rather than its text as one document."""
@@ -37,7 +40,9 @@ def text_pieces(file: TextFile, size: int = LONGEST_PIECE) -> Iterator[bytes]:
         with _open(file) as stream:
             while piece := stream.read(size):
                 piece += stream.readline(min(size, LONGEST_LINE_AFTER_PIECE))
-                while 0x80 <= _next_byte(stream) < 0xC0:
+                for _ in range(_CONTINUATION_BYTES):
+                    if not 0x80 <= _next_byte(stream) < 0xC0:
+                        break
                     piece += stream.read(1)
                 _require_text(file, piece, offset)
                 text = piece.removeprefix(BYTE_ORDER_MARK) if offset == 0 else piece

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,7 @@ def judge_launch(
     verdicts = [error("request", one) for one in errors] or [ok("request", _told(request))]
     checks: list[Callable[[_Case], Iterator[Verdict]]] = [_container]
     if request.kind == "local":
-        checks += [_local_cores]
+        checks += [_local_cores, _local_python]
     elif request.kind == "allocation":
         checks += [_allocation]
     else:
@@ -109,6 +110,13 @@ def _local_cores(case: _Case) -> Iterator[Verdict]:
         yield warning("cores", f"{told}. Fewer: cluster.tasks_per_node={max(have // case.request.cpus_per_task, 1)}")
     else:
         yield ok("cores", f"{want} of {have} cores")
+
+
+def _local_python(case: _Case) -> Iterator[Verdict]:
+    python = case.cfg.cluster.python
+    if python is not None and shutil.which(python) is None:
+        instead = "cluster.python=null for the interpreter that runs this command, or the path of another one"
+        yield error("python", UserError("no such program", key="cluster.python", value=python, instead=instead))
 
 
 def _allocation(case: _Case) -> Iterator[Verdict]:

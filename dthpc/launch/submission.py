@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dthpc.attempt.plan import LaunchPlan
 from dthpc.config.checks import find_mistakes
@@ -49,6 +51,9 @@ class Prepared:
 
     changed: bool
     """Whether it existed with a configuration that gave another result."""
+
+    seen: int
+    """Bytes of its events when it was looked at: more of them later mean that another command has started it."""
 
     @property
     def errors(self) -> list[UserError]:
@@ -113,25 +118,103 @@ def start(prepared: Sequence[Prepared], site: Site | None) -> list[Any]:
     """
     refuse([error for item in prepared for error in item.errors])
     planned = [(item, item.plan) for item in prepared if item.plan is not None]
-    new = [item.run for item in prepared if not item.run.path.exists()]
+    claims: list[_Claim] = []
     try:
         for item, plan in planned:
+            claims.append(_Claim.make(item))
             _write(item, plan)
         jobs = _executor(*planned[0], site).launch([(item.run, plan) for item, plan in planned])
-        for (item, plan), job in zip(planned, jobs, strict=True):
-            _record(item, plan, str(job.job_id))
-    except OSError as error:
-        _forget(new)
-        raise UserError(
-            f"can't be written: {error.strerror}",
-            key="run.root",
-            value=error.filename or prepared[0].run.path.parent,
-            instead="run.root=FOLDER, a folder with room that you may write",
-        ) from error
-    except BaseException:
-        _forget(new)
+    except BaseException as error:
+        for claim in claims:
+            claim.undo()
+        if isinstance(error, OSError):
+            raise _unwritable(error, prepared[0].run) from error
         raise
+    for (item, plan), job, claim in zip(planned, jobs, claims, strict=True):
+        _record(item, plan, str(job.job_id))
+        claim.guard.close()
     return list(jobs)
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """A run's folder taken for a start, and what it was before, to put that back if nothing starts."""
+
+    run: RunDir
+    guard: BinaryIO
+    """Its lock keeps other commands from starting the same run at the same moment."""
+
+    made: Path | None
+    """The outermost folder that was made; `None` where the run's folder existed."""
+
+    files: dict[Path, bytes]
+    """What a start overwrites."""
+
+    @classmethod
+    def make(cls, item: Prepared) -> _Claim:
+        """Take the folder.
+
+        Raises:
+            OSError: it can't be made.
+            UserError: another command has started the run since it was looked at.
+        """
+        run = item.run
+        files = {path: path.read_bytes() for path in (run.config, run.launch) if path.is_file()}
+        absent = [folder for folder in (run.path, *run.path.parents) if not folder.exists()]
+        run.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            run.path.mkdir(exist_ok=not absent)
+            guard = open(run.path / ".start.guard", "ab")  # noqa: SIM115, it is closed when the start is over
+            fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _size(run.events) > item.seen:
+                raise FileExistsError
+        except (FileExistsError, BlockingIOError):
+            raise UserError(
+                "another command has started this run just now",
+                key="run.name",
+                value=run.name,
+                instead=f"follow it with `python -m dthpc.status {run.path} --watch`, or choose another run.name",
+            ) from None
+        except OSError:
+            if absent:
+                with contextlib.suppress(OSError):
+                    run.path.rmdir()
+            raise
+        return cls(run, guard, absent[-1] if absent else None, files)
+
+    def undo(self) -> None:
+        """Leave the folder as it was; one that has come to life meanwhile stays, whatever failed afterwards."""
+        self.guard.close()
+        with contextlib.suppress(OSError):
+            if self.made is None:
+                self._put_back()
+            elif not self.run.attempts.exists() and not self.run.events.exists():
+                self._remove(self.made)
+
+    def _put_back(self) -> None:
+        _draft(self.run).unlink(missing_ok=True)
+        for path in (self.run.config, self.run.launch):
+            if path not in self.files:
+                path.unlink(missing_ok=True)
+            elif path.read_bytes() != self.files[path]:
+                path.write_bytes(self.files[path])
+
+    def _remove(self, outermost: Path) -> None:
+        shutil.rmtree(self.run.path, ignore_errors=True)
+        # Folders above it go too, unless something else has come to lie there.
+        folder = self.run.path
+        while folder != outermost:
+            folder = folder.parent
+            folder.rmdir()
+
+
+def _unwritable(error: OSError, run: RunDir) -> UserError:
+    return UserError(
+        f"can't be written: {error.strerror}",
+        key="run.root",
+        value=error.filename or run.path.parent,
+        instead="run.root=FOLDER, a folder with room that you may write",
+    )
 
 
 def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
@@ -146,24 +229,25 @@ def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
         raise UserError(
             str(error).strip().splitlines()[0], key=getattr(error, "full_key", None), instead="see --cfg job"
         ) from error
+    config.run.root = os.path.abspath(Path(config.run.root).expanduser())
+    source = config.data.get("source") if hasattr(config.data, "get") else None
+    if source is not None and hasattr(source, "get") and isinstance(source.get("path"), str) and source.path:
+        # The same command must mean the same text wherever the run goes on.
+        source.path = os.path.abspath(Path(source.path).expanduser())
     if config.run.name is None:
         plain = OmegaConf.to_container(config, throw_on_missing=False)
         assert isinstance(plain, dict)
         config.run.name = default_name({str(key): value for key, value in plain.items()}, choices)
-    config.run.root = os.path.abspath(Path(config.run.root).expanduser())
-    source = config.data.get("source") if hasattr(config.data, "get") else None
-    if source is not None and hasattr(source, "get") and isinstance(source.get("path"), str):
-        # The same command must mean the same text wherever the run goes on.
-        source.path = os.path.abspath(Path(source.path).expanduser())
     return config
 
 
 def _plan(config: DictConfig, site: Site | None) -> Prepared:
     run = RunDir(Path(config.run.root) / config.run.name)
+    seen = _size(run.events)
     earlier, changed = _earlier(run, config)
     verdicts = judge_launch(config, site)
     refused = any(verdict.status == "error" for verdict in verdicts)
-    return Prepared(run, config, None if refused else make_plan(config, run, site), verdicts, earlier, changed)
+    return Prepared(run, config, None if refused else make_plan(config, run, site), verdicts, earlier, changed, seen)
 
 
 def _earlier(run: RunDir, config: DictConfig) -> tuple[RunReport | None, bool]:
@@ -193,13 +277,28 @@ def _earlier(run: RunDir, config: DictConfig) -> tuple[RunReport | None, bool]:
         )
     slurm = quick_client() if shutil.which("squeue") else None
     report = survey([run], slurm)[0]
-    if not report.ended:
+    if not report.ended and not config.dry_run:
         job = f" as job {report.job_id}" if report.job_id and report.kind == "slurm" else ""
         raise UserError(
             f"this run is {report.state} already{job}",
             key="run.name",
             value=run.name,
             instead=f"follow it with `python -m dthpc.status {run.path} --watch`, or choose another run.name",
+        )
+    done = report.checkpoint.step if report.checkpoint is not None else 0
+    if report.state == "finished" and report.summary is not None and done == 0:
+        raise UserError(
+            "this run is finished, but its checkpoints are gone",
+            key="run.name",
+            value=run.name,
+            instead=f"another run.name to train again, or put them back into {run.checkpoints}",
+        )
+    if done > config.train.steps:
+        raise UserError(
+            f"the run has made {done} steps already",
+            key="train.steps",
+            value=config.train.steps,
+            instead=f"train.steps={done} or more, or another run.name",
         )
     return report, bool(changed)
 
@@ -217,21 +316,31 @@ def _refuse_doubles(configs: Sequence[DictConfig]) -> None:
     names = [config.run.name for config in configs]
     for name in sorted({name for name in names if names.count(name) > 1}):
         raise UserError(
-            f"{names.count(name)} runs of this sweep have the same name",
+            f"{names.count(name)} runs of this sweep have the same name, or are the same",
             key="run.name",
             value=name,
-            instead="leave run.name out, so that each is named after what it does, or sweep over run.name too",
+            instead="different values for each; leave run.name out, or let it differ: 'run.name=a-${run.seed}'",
         )
 
 
 def _write(item: Prepared, plan: LaunchPlan) -> None:
     from omegaconf import OmegaConf
 
-    item.run.path.mkdir(parents=True, exist_ok=True)
-    partial = item.run.config.with_suffix(".partial")
-    partial.write_text(OmegaConf.to_yaml(item.config), encoding="utf-8")
-    os.replace(partial, item.run.config)
+    draft = _draft(item.run)
+    draft.write_text(OmegaConf.to_yaml(item.config), encoding="utf-8")
+    os.replace(draft, item.run.config)
     plan.write(item.run)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _draft(run: RunDir) -> Path:
+    return run.config.with_suffix(".partial")
 
 
 def _executor(item: Prepared, plan: LaunchPlan, site: Site | None) -> Any:
@@ -246,13 +355,12 @@ def _executor(item: Prepared, plan: LaunchPlan, site: Site | None) -> Any:
 
 
 def _record(item: Prepared, plan: LaunchPlan, job_id: str) -> None:
-    log = EventLog(item.run.events)
-    log.write("run_submitted", job_id=job_id, launcher=plan.kind, command=" ".join(sys.argv))
-    log.close()
-
-
-def _forget(runs: Sequence[RunDir]) -> None:
-    for run in runs:
-        # A run that has come to life, whatever failed afterwards, keeps its records.
-        if not run.attempts.exists() and not run.events.exists():
-            shutil.rmtree(run.path, ignore_errors=True)
+    try:
+        log = EventLog(item.run.events)
+        log.write("run_submitted", job_id=job_id, launcher=plan.kind, command=" ".join(sys.argv))
+        log.close()
+    except OSError as error:
+        # It runs, whatever the disk says: the user must hear of it.
+        print(
+            f"dthpc: job {job_id} is started, but {item.run.events} can't be written: {error.strerror}", file=sys.stderr
+        )

@@ -11,7 +11,7 @@ import pytest
 
 from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
-from dthpc.rundir import RunDir
+from dthpc.rundir import RunDir, write_json
 
 
 def plan(**changes: Any) -> LaunchPlan:
@@ -97,3 +97,10 @@ def test_a_folder_that_is_absent_is_no_run(tmp_path: Path) -> None:
 def test_reading_it_needs_neither_hydra_nor_torch() -> None:
     code = "import sys, dthpc.attempt.plan; print([m for m in ('hydra', 'omegaconf', 'torch') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_plan_of_an_unknown_form_is_told(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    write_json(run.launch, {"kind": "local", "newer": 1})
+    with pytest.raises(UserError, match=r"unknown form.*newer.*submit the run again"):
+        LaunchPlan.read(run)

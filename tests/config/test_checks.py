@@ -26,6 +26,14 @@ def test_the_default_run_has_no_mistake() -> None:
         ("optim.schedule.name=cosin", "did you mean cosine?"),
         ("comm.backend=glo", "did you mean gloo?"),
         ("comm.backend=nccl", "cluster.gpus_per_node"),
+        ("optim.lr=nan", "finite"),
+        ("optim.lr=inf", "finite"),
+        ("optim.weight_decay=-3", "at least 0"),
+        ("run.seed=-1", "at least 0"),
+        ("run.seed=99999999999999999999999", "at most"),
+        ("train.steps=99999999999999999999999", "at most"),
+        ("job._target_=dthpc.nope", "nothing of this name"),
+        ("optim._target_=torch.optim.Adamx", "nothing of this name"),
         ("run.on_change=overwrite", "refuse"),
         ("train.steps=0", "at least 1"),
         ("train.micro_batch=0", "at least 1"),
@@ -63,6 +71,8 @@ def test_all_mistakes_are_reported_together() -> None:
 def test_a_class_in_the_folder_where_the_command_is_typed_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "my_models.py").write_text("raise RuntimeError('checking must not import it')\n")
+    source = "raise RuntimeError('checking must not import it')\nclass Net: ...\n"
+    (tmp_path / "my_models.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert mistakes("model._target_=my_models.Net") == []
+    assert len(mistakes("model._target_=my_models.Nett")) == 1

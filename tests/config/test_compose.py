@@ -50,7 +50,11 @@ def test_a_sweep_leaves_no_file_where_it_was_typed(tmp_path: Path, monkeypatch: 
         (["train.steps="], ["train.steps", "whole number"]),
         (["optim.lr=fast"], ["optim.lr=fast", "a number"]),
         (["dry_run=maybe"], ["dry_run=maybe"]),
-        (["model.norm=[1"], ["model.norm=[1", "key=value"]),
+        (["model.norm=[1"], ["model.norm=[1", "quote it"]),
+        (["run.name=größe"], ["run.name=größe", "quote it: 'run.name=\"größe\"'"]),
+        (["+model=gpt_small"], ["model=gpt_small", "write model=gpt_small"]),
+        (["cluster.after=nope"], ["cluster.after=nope", "'cluster.after=[nope]'"]),
+        (["cluster.sbatch.swiches=1"], ["write +cluster.sbatch.swiches=1", "any key"]),
         (["steps"], ["steps", "key=value"]),
         (["optim.lr=1,2"], ["optim.lr=1,2", "-m"]),
         (["--config-dir", "/nowhere/at/all"], ["/nowhere/at/all"]),
@@ -63,6 +67,12 @@ def test_what_a_careless_user_types_is_answered_with_what_to_write(words: list[s
     assert all(part in message for part in expected), message
     assert "\n" not in message
     assert "Traceback" not in message
+
+
+def test_options_may_stand_anywhere(tmp_path: Path) -> None:
+    found, sweep = compose("train.steps=7", "--config-dir", str(tmp_path), "-m", "run.seed=1,2", "optim.lr=1")
+    assert sweep
+    assert [(c.train.steps, c.run.seed, c.optim.lr) for c, _ in found] == [(7, 1, 1.0), (7, 2, 1.0)]
 
 
 def test_a_folder_of_the_users_own_adds_options(tmp_path: Path) -> None:

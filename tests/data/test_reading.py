@@ -177,3 +177,7 @@ def test_the_check_of_json_lines_looks_at_the_first_record(tmp_path: Path) -> No
     check_beginning(lines_of(tmp_path, {"text": "good"}, {"text": 1}), "text")
     with pytest.raises(UserError, match="no field 'body'"):
         check_beginning(lines_of(tmp_path, {"text": "good"}), "body")
+
+
+def test_endless_continuation_bytes_are_no_text_and_no_endless_work(tmp_path: Path) -> None:
+    assert not is_text(file_of(tmp_path, b"\x80" * (4 << 20)))

@@ -240,7 +240,13 @@ def test_a_started_run_holds_its_configuration_its_plan_and_the_submission(here:
     assert LaunchPlan.read(run) == prepared[0].plan
     ((event,), _) = read_events(run.events)
     assert (event["kind"], event["job_id"], event["launcher"]) == ("run_submitted", job.job_id, "local")
-    assert sorted(p.name for p in run.path.iterdir()) == ["config.yaml", "events.jsonl", "launch.json", "submissions"]
+    assert sorted(p.name for p in run.path.iterdir()) == [
+        ".start.guard",
+        "config.yaml",
+        "events.jsonl",
+        "launch.json",
+        "submissions",
+    ]
 
 
 def test_the_jobs_of_a_sweep_come_in_the_order_of_its_runs(commands: Path) -> None:
@@ -337,3 +343,80 @@ def test_a_run_that_has_come_to_life_is_kept_when_a_later_one_of_its_sweep_fails
     with pytest.raises(UserError, match=r"run\.root"):
         start(prepared, site)
     assert first.events.exists()
+
+
+def test_a_start_that_fails_puts_an_old_runs_files_back(here: Path) -> None:
+    run = started("run.name=a")
+    finish(run)
+    before = {path: path.read_bytes() for path in (run.config, run.launch)}
+    prepared, site = prepare(compose("run.name=a", "train.steps=900", "run.on_change=accept"))
+    run.submissions.rename(run.path / "elsewhere")
+    run.submissions.write_text("in the way of the keeper's log")
+    with pytest.raises(UserError):
+        start(prepared, site)
+    assert {path: path.read_bytes() for path in before} == before
+    assert not run.config.with_suffix(".partial").exists()
+
+
+def test_a_start_that_fails_leaves_no_folder_above_the_run(here: Path) -> None:
+    prepared, site = prepare(compose("run.root=deep/er", "run.name=a"))
+    prepared[0].plan.keeper_command[0] = str(here / "absent")
+    with pytest.raises(UserError):
+        start(prepared, site)
+    assert list(here.iterdir()) == []
+
+
+def test_of_two_commands_that_found_a_run_free_one_starts_it(here: Path) -> None:
+    for _ in range(2):  # a new run, and then one that exists
+        first, site = prepare(compose("run.name=a"))
+        second, _ = prepare(compose("run.name=a"))
+        (job,) = start(first, site)
+        job._process.wait()
+        with pytest.raises(UserError, match="another command has started this run just now"):
+            start(second, site)
+        events, _ = read_events(first[0].run.events)
+        assert [event["job_id"] for event in events if event["kind"] == "run_submitted"][-1] == job.job_id
+        finish(first[0].run)
+        (first[0].run.attempt(0).end).unlink()
+
+
+def test_an_interpreter_that_is_not_there_is_named(here: Path) -> None:
+    prepared = prepare_one("run.name=a", "cluster.python=/nonexistent/python")
+    assert [error.key for error in prepared.errors] == ["cluster.python"]
+
+
+def test_the_same_text_gives_the_same_name_from_wherever_it_is_named(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "texts").mkdir()
+    (here / "texts" / "a.txt").write_text("one two three\n" * 100)
+    (here / "below").mkdir()
+    above = prepare_one("data=text", "data.source.path=texts")
+    monkeypatch.chdir(here / "below")
+    below = prepare_one("data=text", "data.source.path=../texts")
+    assert above.run.name == below.run.name
+    assert above.config.data.source.path == str(here / "texts")
+
+
+def test_fewer_steps_than_were_made_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = started("run.name=a")
+    finish(run)
+    log = EventLog(run.events)
+    log.write("train_end", step=800)
+    log.close()
+    with pytest.raises(UserError, match="its checkpoints are gone"):
+        prepare(compose("run.name=a"))
+    commit_empty_checkpoint(run, step=800)
+    assert prepare_one("run.name=a").finished
+    with pytest.raises(UserError, match=r"train\.steps=20: the run has made 800 steps already"):
+        prepare(compose("run.name=a", "train.steps=20", "run.on_change=accept"))
+
+
+def commit_empty_checkpoint(run: RunDir, step: int) -> None:
+    import time
+
+    from dthpc.checkpoint import commit as protocol
+    from dthpc.checkpoint.manifest import Manifest
+
+    partial = protocol.begin(run.checkpoints, step, 0)
+    protocol.commit(partial, Manifest(step, 0, 1, time.time(), {}, {}, {}))
