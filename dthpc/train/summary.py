@@ -90,24 +90,40 @@ def summarize(t: Training, totals: Totals, bigram_bits_per_byte: float | None) -
     }
 
 
-def lost_seconds(events: Iterable[dict[str, Any]]) -> float:
-    """Time that the run's interruptions cost so far.
+@dataclass(frozen=True)
+class _Work:
+    """Steps that one record tells of."""
 
-    For each attempt after the first that is the time from when the checkpoint that it goes on from was committed (or
-    from the first start, where there was none) until it trained again: work that had to be repeated, waiting, starting.
+    after: int
+    """Updates made before the first of them."""
+
+    step: int
+    """Updates made after the last of them."""
+
+    each: float
+    """Seconds that each took."""
+
+    def since(self, step: int) -> float:
+        """Seconds of those that come after a step."""
+        return max(0, self.step - max(self.after, step)) * self.each
+
+
+def lost_seconds(events: Iterable[dict[str, Any]]) -> float:
+    """Training time of steps that had to be made again so far: those after the checkpoint that an attempt went on from.
+
+    Every step that was made counts at most once, so that this is never more than the time spent training. Waiting in
+    between is not counted, and neither are steps after the last `step` record of an attempt that broke off.
     """
-    saved: dict[int, float] = {}
-    first: float | None = None
+    standing: list[_Work] = []
+    at = 0
     lost = 0.0
     for event in events:
-        kind, when = event.get("kind"), event.get("time")
-        if when is None:
-            continue
-        if kind == "checkpoint_saved":
-            saved[event["step"]] = when
-        elif kind == "train_start":
-            if first is None:
-                first = when
-            else:
-                lost += when - saved.get(event.get("resumed_from") or 0, first)
+        kind = event.get("kind")
+        if kind == "train_start":
+            at = event.get("resumed_from") or 0
+            lost += sum(work.since(at) for work in standing)
+            standing = [_Work(work.after, min(work.step, at), work.each) for work in standing if work.after < at]
+        elif kind == "step":
+            standing.append(_Work(at, event["step"], event["step_time"]))
+            at = event["step"]
     return lost

@@ -81,7 +81,16 @@ def test_a_restart_is_told_and_what_it_cost(tmp_path: Path) -> None:
     (restored,) = events_of(tmp_path, "checkpoint_restored")
     assert restored["step"] == stopped["step"]
     assert events_of(tmp_path, "train_start")[1]["resumed_from"] == stopped["step"]
-    assert events_of(tmp_path, "train_end")[0]["lost_seconds"] > 0
+    assert events_of(tmp_path, "train_end")[0]["lost_seconds"] == 0
+
+
+def test_steps_that_a_restart_makes_again_are_told_as_lost_time(tmp_path: Path) -> None:
+    breaker = {"breaker": {"_target_": "tests.train.tasks.BreakAfter", "step": 4, "rank": 0}}
+    pool().run(2, training.raises, str(tmp_path), {"checkpoint": {"every": 3}, "callbacks": breaker})
+    made = [event["step_time"] for event in events_of(tmp_path, "step") if event["step"] > 3]
+    assert len(made) == 2
+    pool().run(2, training.train_with, str(tmp_path), 1, {})
+    assert events_of(tmp_path, "train_end")[0]["lost_seconds"] == pytest.approx(sum(made))
 
 
 def test_old_checkpoints_are_removed(tmp_path: Path) -> None:
