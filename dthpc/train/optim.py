@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from typing import Any
@@ -40,13 +41,19 @@ def build_optimizer(model: nn.Module, optim: Any) -> torch.optim.Optimizer:
     arguments: dict[str, Any] = {
         str(key): tuple(value) if _is_list(value) else value for key, value in optim["arguments"].items()
     }
+    taken = inspect.signature(kind).parameters
+    if "weight_decay" in taken:
+        # The groups say it too, but only what is given for all of them is checked.
+        arguments.setdefault("weight_decay", optim["weight_decay"])
     # Measured on CPU, AdamW, 0.8 M parameters in 40 tensors: fused 0.5 ms, foreach 2.8 ms, plain 2.3 ms.
-    if "fused" in inspect.signature(kind).parameters and not {"fused", "foreach"} & arguments.keys():
+    if "fused" in taken and not {"fused", "foreach"} & arguments.keys():
         arguments["fused"] = True
     try:
         optimizer: torch.optim.Optimizer = kind(groups, lr=optim["lr"], **arguments)
     except (TypeError, ValueError) as error:
-        raise UserError(f"{kind.__name__} refuses its arguments: {error}", key="optim.arguments") from error
+        key = _key_at_fault(str(error), optim)
+        value = None if key == "optim.arguments" else optim[key.removeprefix("optim.")]
+        raise UserError(f"{kind.__name__} refuses its arguments: {error}", key=key, value=value) from error
     return optimizer
 
 
@@ -75,6 +82,14 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def _key_at_fault(complaint: str, optim: Any) -> str:
+    """The configuration key that an optimizer's complaint is about."""
+    for name, words in (("lr", r"learning rate|\blr\b"), ("weight_decay", r"weight[ _]decay")):
+        if name not in optim["arguments"] and re.search(words, complaint, re.IGNORECASE):
+            return f"optim.{name}"
+    return "optim.arguments"
 
 
 def _is_list(value: Any) -> bool:

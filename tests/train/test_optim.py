@@ -68,7 +68,12 @@ def test_setting_the_rate_reaches_every_group() -> None:
         ({"_target_": "torch.optim.AdamWW"}, "optim._target_=torch.optim.AdamWW: cannot be imported"),
         ({"_target_": "torch.nn.Linear"}, "is no torch.optim.Optimizer"),
         ({"arguments": {"momentum": 0.9}}, "AdamW refuses its arguments"),
-        ({"arguments": {"betas": [2.0, 0.9]}}, "Invalid beta"),
+        ({"arguments": {"betas": [2.0, 0.9]}}, "optim.arguments: AdamW refuses its arguments: Invalid beta"),
+        ({"lr": -0.5}, "optim.lr=-0.5: AdamW refuses its arguments: Invalid learning rate"),
+        ({"lr": float("nan")}, "optim.lr=nan: AdamW refuses"),
+        ({"_target_": "torch.optim.SGD", "lr": -1, "arguments": {}}, "optim.lr=-1: SGD refuses"),
+        ({"weight_decay": -0.5}, "optim.weight_decay=-0.5: AdamW refuses its arguments: Invalid weight_decay"),
+        ({"arguments": {"weight_decay": -0.5}}, "optim.arguments: AdamW refuses its arguments: Invalid weight_decay"),
     ],
 )
 def test_mistakes_are_told(changes: dict[str, Any], words: str) -> None:
