@@ -180,6 +180,15 @@ def _position(name: bytes) -> float:
     return (int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 11) / (1 << 53)
 
 
+def check_fraction(value: Any) -> list[UserError]:
+    """What is wrong with `data.valid_fraction`, the share of the text that is held out."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and 0 < value < 1:
+        return []
+    why = "out of range" if is_number else "is no number"
+    return [UserError(why, key="data.valid_fraction", value=value, instead="between 0 and 1, such as 0.05")]
+
+
 class TextFiles:
     """The text files of a folder and its subfolders, one file, or all that match a glob.
 
@@ -192,7 +201,7 @@ class TextFiles:
         pattern: str | Sequence[str] | None = None,
         text_field: str = "text",
     ) -> None:
-        """Describe the source; nothing is read yet.
+        """Describe the source; nothing is read yet, and a path that is none is told by `check` and `snapshot`.
 
         Args:
             path: folder, file or glob (`**` for any depth); `~` is expanded.
@@ -200,7 +209,8 @@ class TextFiles:
                 folder; by default all with the suffix of a common text or source code format.
             text_field: field of a JSON record that holds its text.
         """
-        self.path = Path(os.path.abspath(Path(path).expanduser()))
+        self._mistake = _find_mistake(path)
+        self.path = Path() if self._mistake else Path(os.path.abspath(Path(path).expanduser()))
         self.patterns = None if pattern is None else [pattern] if isinstance(pattern, str) else list(pattern)
         self.text_field = text_field
 
@@ -238,6 +248,8 @@ class TextFiles:
         return FileSnapshot(files, digests.of(files, listing), about, text_field=self.text_field)
 
     def _list(self) -> Iterator[TextFile]:
+        if self._mistake is not None:
+            raise self._mistake
         if self.path.is_dir():
             yield from walk(self.path, self._wanted)
             return
@@ -286,6 +298,23 @@ class TextFiles:
                 "a glob that matches some; quote it in the shell",
             )
         return UserError(why, key=SOURCE_KEY, value=self.path, instead=instead)
+
+
+def _find_mistake(path: object) -> UserError | None:
+    """What makes a value no path at all; whether something lies there is another question."""
+    instead = "one folder, file or glob; . for the current folder"
+    if not isinstance(path, str | os.PathLike):
+        return UserError(f"is of type {type(path).__name__}, not text", key=SOURCE_KEY, value=path, instead=instead)
+    text = str(path)
+    if not text.strip():
+        return UserError("is empty", key=SOURCE_KEY, value=repr(text), instead=instead)
+    if "\0" in text:
+        return UserError("holds a NUL character", key=SOURCE_KEY, value=repr(text), instead=instead)
+    try:
+        Path(text).expanduser()
+    except RuntimeError as error:
+        return UserError(f"there is no such home folder ({error})", key=SOURCE_KEY, value=text, instead=instead)
+    return None
 
 
 class StandardLibrary:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from dthpc.data.corpus import TextSource
+from dthpc.data.corpus import TextSource, check_fraction
 from dthpc.data.pack import SHARD_TOKENS, PackedCache, PackedText, default_cache_dir
 from dthpc.data.shards import PackedTokens
 from dthpc.data.tokenizer import ByteTokenizer, Tokenizer
@@ -99,12 +99,6 @@ class TextData:
         wrong = [
             ("train.seq_len", self.seq_len, self.seq_len >= 1, "at least 1"),
             (
-                "data.valid_fraction",
-                self.valid_fraction,
-                0 < self.valid_fraction < 1,
-                "between 0 and 1, such as 0.05",
-            ),
-            (
                 "data.max_train_tokens",
                 self.max_train_tokens,
                 (self.max_train_tokens or 1) >= 1,
@@ -112,7 +106,8 @@ class TextData:
             ),
             ("data.shard_tokens", self.shard_tokens, self.shard_tokens >= 1, "at least 1"),
         ]
-        errors = [
+        errors = check_fraction(self.valid_fraction)
+        errors += [
             UserError("out of range", key=key, value=value, instead=instead)
             for key, value, good, instead in wrong
             if not good
@@ -123,7 +118,8 @@ class TextData:
         """Find the packed text of the source as it is now, or pack it; from all ranks and runs at once, if need be.
 
         Raises:
-            UserError: a parameter is out of range, the text cannot be read or split, or the cache cannot be written.
+            UserError: a parameter is out of range, the text cannot be read or split or does not fill one sample, or the
+                cache cannot be written.
         """
         raise_together(self.check())
         chosen = self.cache_dir
@@ -131,6 +127,7 @@ class TextData:
         snapshot = self.source.snapshot(cache.digests)
         self._source_facts = snapshot.describe()
         self._packed = cache.get(snapshot, self.tokenizer, self.valid_fraction, self.shard_tokens)
+        self._require_one_window()
 
     @property
     def packed(self) -> PackedText:
@@ -192,6 +189,17 @@ class TextData:
             "fingerprint": self.fingerprint,
             "cache": str(self.packed.folder),
         }
+
+    def _require_one_window(self) -> None:
+        found = self.train.targets
+        if found < self.seq_len:
+            more = "more text" if self.max_train_tokens is None else "more text and a larger data.max_train_tokens"
+            raise UserError(
+                f"the whole training text has {found} tokens, fewer than one sample",
+                key="train.seq_len",
+                value=self.seq_len,
+                instead=f"train.seq_len={found} or less, or {more}",
+            )
 
     def _windows(self, split: str, limit: int | None) -> TokenWindows:
         return TokenWindows(self.packed.tokens(split), self.seq_len, self.tokenizer.end_of_document, limit)

@@ -8,10 +8,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dthpc.data.corpus import FEWEST_FILES, FileSnapshot, Piece, StandardLibrary, TextFiles
+from dthpc.data.corpus import FEWEST_FILES, FileSnapshot, Piece, StandardLibrary, TextFiles, check_fraction
 from dthpc.data.digests import DigestStore
 from dthpc.errors import UserError
 
@@ -242,6 +243,55 @@ def test_empty_sources_are_refused(tmp_path: Path) -> None:
         assert error.key == "data.source.path"
         assert "empty" in error.message()
         assert refusal(source, tmp_path).message() == error.message()
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("", "data.source.path='': is empty"),
+        ("  ", "data.source.path='  ': is empty"),
+        (["a.txt", "b.txt"], "is of type list, not text"),
+        (5, "data.source.path=5: is of type int, not text"),
+        (None, "is of type NoneType, not text"),
+        ("a\0b", "NUL character"),
+        ("~nobody-of-this-name/text", "no such home folder"),
+    ],
+)
+def test_what_is_no_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: Any, words: str) -> None:
+    monkeypatch.chdir(many_files(tmp_path / "here"))
+    source = TextFiles(path)
+    (error,) = source.check()
+    assert words in error.message()
+    assert error.key == "data.source.path"
+    assert refusal(source, tmp_path).message() == error.message()
+
+
+def test_the_current_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(many_files(tmp_path / "here"))
+    assert TextFiles(".").check() == []
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (0, "out of range"),
+        (1, "out of range"),
+        (-0.1, "out of range"),
+        (1.5, "out of range"),
+        (float("nan"), "out of range"),
+        ("0.1", "is no number"),
+        (None, "is no number"),
+        (True, "is no number"),
+    ],
+)
+def test_a_fraction_outside_of_0_and_1_is_refused(value: Any, why: str) -> None:
+    (error,) = check_fraction(value)
+    assert (error.key, error.why) == ("data.valid_fraction", why)
+
+
+@pytest.mark.parametrize("value", [1e-6, 0.05, 0.5, 0.999])
+def test_a_fraction_between_0_and_1_is_taken(value: float) -> None:
+    assert check_fraction(value) == []
 
 
 def test_damaged_gzip_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from dthpc.data.corpus import StandardLibrary, TextFiles
 from dthpc.data.text import IGNORED, TextData, TokenWindows
-from dthpc.errors import UserErrors
+from dthpc.errors import UserError, UserErrors
 
 
 @pytest.fixture
@@ -47,8 +47,9 @@ def documents(stream: list[int]) -> list[bytes]:
 
 @pytest.mark.parametrize("seq_len", [1, 16, 37, 10_000])
 def test_every_byte_is_a_target_exactly_once(corpus: Path, seq_len: int) -> None:
-    data = data_of(corpus, seq_len=seq_len)
-    found = documents(scored(data.train)) + documents(scored(data.valid))
+    packed = data_of(corpus).packed
+    train, valid = (TokenWindows(packed.tokens(split), seq_len, 256) for split in ("train", "valid"))
+    found = documents(scored(train)) + documents(scored(valid))
     assert sorted(found) == sorted(path.read_bytes() for path in corpus.iterdir())
 
 
@@ -89,6 +90,17 @@ def test_training_text_can_be_limited(corpus: Path) -> None:
     assert limited.fingerprint == whole.fingerprint
 
 
+def test_a_sample_longer_than_the_training_text_is_refused(corpus: Path) -> None:
+    count = data_of(corpus).train.targets
+    assert len(data_of(corpus, seq_len=count).train) == 1
+    with pytest.raises(UserError) as caught:
+        data_of(corpus, seq_len=count + 1)
+    assert (caught.value.key, caught.value.value) == ("train.seq_len", count + 1)
+    assert f"has {count} tokens" in caught.value.why
+    with pytest.raises(UserError, match=r"has 50 tokens.*a larger data\.max_train_tokens"):
+        data_of(corpus, max_train_tokens=50, seq_len=51)
+
+
 def test_windows_travel_to_worker_processes(corpus: Path) -> None:
     windows = data_of(corpus).train
     windows[0]
@@ -119,7 +131,7 @@ def test_all_mistakes_are_told_together(tmp_path: Path) -> None:
     data = TextData(TextFiles(tmp_path / "absent"), seq_len=0, valid_fraction=1.0)
     with pytest.raises(UserErrors) as caught:
         data.prepare()
-    assert [error.key for error in caught.value.errors] == ["train.seq_len", "data.valid_fraction", "data.source.path"]
+    assert [error.key for error in caught.value.errors] == ["data.valid_fraction", "train.seq_len", "data.source.path"]
 
 
 def test_description_is_plain_json_with_the_counts(corpus: Path) -> None:
