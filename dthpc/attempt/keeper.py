@@ -7,6 +7,7 @@ it needs neither torch nor Hydra, since it starts again with every attempt.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ from dthpc.rundir import AttemptDir, RunDir
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
 
+_STOPS = {"SIGTERM", "SIGINT", "SIGHUP"}
 _LOOK_AT_LOCK_S = 5.0
 _RECORDS_TIMEOUT_S = 5.0
 _LAST_SHARE_OF_GRACE = 0.8
@@ -56,6 +58,7 @@ class Keeper:
         self.chain = env.get(CHAIN_VARIABLE) or _new_chain(env, self.plan.kind, self.lock.holder)
         self.limits = limits_of(self.plan)
         self.events = EventLog(run.events)
+        self.asked_to_stop = False
 
     def keep(self) -> int:
         """Make attempts until one decides to end here; the exit code tells how.
@@ -76,6 +79,7 @@ class Keeper:
                 if decision is None or decision.action != "restart":
                     break
                 if self._stopped_in_pause():
+                    self.asked_to_stop = True
                     break
             return EXIT_CRASH if decision is None else exit_code(decision)
         finally:
@@ -89,7 +93,7 @@ class Keeper:
     def _stopped_in_pause(self) -> bool:
         end = time.monotonic() + self.plan.restart_delay_s
         while True:
-            if {"SIGTERM", "SIGINT", "SIGHUP"} & set(self.inbox.wait(max(0.0, end - time.monotonic()))):
+            if _STOPS & set(self.inbox.wait(max(0.0, end - time.monotonic()))):
                 return True
             if time.monotonic() >= end:
                 return False
@@ -177,6 +181,7 @@ class _Attempt:
             ranks.kill()
         elif name in ("SIGTERM", "SIGINT", "SIGHUP") and self.asked != "stop":
             self.asked = "stop"
+            self.keeper.asked_to_stop = True
             print("dthpc: asked to save and stop (SIGINT now: kill)", flush=True)
             ranks.ask()
 
@@ -323,16 +328,31 @@ def main(arguments: list[str]) -> int:
     """Keep the runs that the command line names; the exit code is that of the first that did not finish."""
     inbox = SignalInbox(SIGNALS)
     code = EXIT_FINISHED
+    waiting: list[RunDir] = []
     try:
-        for run in runs_of(arguments, os.environ):
-            kept = Keeper(run, os.environ, inbox).keep()
+        waiting = runs_of(arguments, os.environ)
+        while waiting:
+            keeper = Keeper(waiting.pop(0), os.environ, inbox)
+            kept = keeper.keep()
             code = code or kept
-            if kept == EXIT_STOPPED:
-                break  # a sweep that was stopped does not begin its next run
+            # A sweep that was stopped does not begin its next run, even if this one finished, or nothing ran just then.
+            stopped = kept == EXIT_STOPPED or keeper.asked_to_stop or _STOPS & set(inbox.wait(0.0))
+            if waiting and stopped:
+                code = code or EXIT_STOPPED
+                _pass_over(waiting, "the sweep was stopped")
+                break
     except UserError as error:
         print(f"dthpc: {error}", file=sys.stderr, flush=True)
+        _pass_over(waiting, f"the sweep ended before it: {error.why}")
         return EXIT_USER_ERROR
     return code
+
+
+def _pass_over(runs: list[RunDir], why: str) -> None:
+    """Leave word in runs of a sweep that will not be begun."""
+    for run in runs:
+        with contextlib.suppress(OSError):
+            EventLog(run.events).write("not_started", why=why)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from dthpc.monitor.units import integer, number, text
 
 KINDS = (
     "run_submitted",
+    "not_started",
     "attempt_start",
     "ranks_ready",
     "train_start",
@@ -105,6 +106,9 @@ class Progress:
     submitted: float | None = None
     """Time of the newest submission, unix seconds."""
 
+    not_started: str | None = None
+    """Why the keeper of a sweep passed the newest submission over, where it did."""
+
     attempt: int | None = None
     """Newest attempt."""
 
@@ -165,7 +169,7 @@ class Progress:
         return silence if silence > max(60.0, STALLED_STEPS * every * pace) else None
 
     def _on_run_submitted(self, event: dict[str, Any], moment: float | None) -> None:
-        self.submitted = moment
+        self.submitted, self.not_started = moment, None
         self.attempt_end = self.stop_signal = self.train_end = None
         launcher = text(event.get("launcher"))
         if launcher in ("local", "slurm", "allocation"):
@@ -177,7 +181,11 @@ class Progress:
             self.submitted_job = text(event.get("job_id"))
             self.job_id = self.submitted_job or self.job_id
 
+    def _on_not_started(self, event: dict[str, Any], moment: float | None) -> None:
+        self.not_started = text(event.get("why")) or "its keeper passed it over"
+
     def _on_attempt_start(self, event: dict[str, Any], moment: float | None) -> None:
+        self.not_started = None
         self.job_id = text(event.get("job_id")) or self.job_id
         self.attempt_end = self.stop_signal = self.train_end = None
         self.step_time = self.tokens_per_s = self.data_wait = None

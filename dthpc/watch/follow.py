@@ -25,7 +25,7 @@ from dthpc.rundir import RunDir
 from dthpc.watch.interrupts import Interrupts
 from dthpc.watch.report import WAITING, RunReport
 from dthpc.watch.state import Keeper
-from dthpc.watch.survey import Jobs, keeper_of, progress_of, survey
+from dthpc.watch.survey import Jobs, is_keeper, keeper_of, progress_of, survey
 from dthpc.watch.view import failure_lines, hint
 
 POLL_S = 0.25
@@ -74,7 +74,8 @@ def follow(
         out: where to show it; standard output by default.
 
     Returns:
-        0 finished; 1 failed or lost; 130 stopped or cancelled, or by whom the follower was interrupted (128 + signal).
+        0 finished; 1 failed or lost; 130 stopped or cancelled. Where the follower was interrupted, 128 + the signal,
+        however the run ended, so that nothing that was to follow it is begun.
     """
     with Interrupts() as interrupts:
         follower = _Follower(run, stop_on_interrupt, job, Screen(out or sys.stdout), interrupts)
@@ -123,7 +124,11 @@ class _Follower:
                     return code
                 if self.report.ended and not self._may_still_come():
                     self._take_events()
-                    return self._finish()
+                    code = self._finish()
+                    # A signal that comes while this run ends is for what its keeper would do next.
+                    if self.stops and self._local():
+                        self._answer_signals()
+                    return 128 + self.interrupts.received[0] if self.interrupts.received else code
                 self._show()
                 self.interrupts.wait(POLL_S if self._local() else LOOK_S)
         finally:
@@ -238,7 +243,7 @@ class _Follower:
         self.handled += len(new)
         if not self.handled:
             return None
-        _, pid = self._keeper()
+        pid = self._keeper()[1] or self._submitted_keeper()
         if pid is not None and self.stop_sent_to != pid:
             self.screen.line("asked the run to save and stop")
             self._send(pid, signal.SIGINT)
@@ -248,6 +253,14 @@ class _Follower:
             self.screen.line("killed; what was not saved is lost")
             self._send(pid, signal.SIGINT if self.handled == 2 else signal.SIGKILL)
         return None
+
+    def _submitted_keeper(self) -> int | None:
+        """The process that keeps this run's whole sweep: when it is done with this run, no lock tells of it."""
+        over = self.report.ended or self.progress.attempt_end is not None
+        if not over or (self.job is not None and self.job.done()):
+            return None
+        pid, submitted = self.progress.keeper_pid, self.progress.submitted
+        return pid if pid is not None and submitted is not None and is_keeper(pid, submitted) else None
 
     def _send(self, pid: int, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -277,4 +290,4 @@ class _Follower:
         self.screen.line(hint(report) or "")
         if report.state in ("failed", "lost"):
             return EXIT_FAILED
-        return 128 + self.interrupts.received[0] if self.stop_sent_to is not None else EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED

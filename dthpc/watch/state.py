@@ -48,6 +48,9 @@ class Evidence:
     trained: bool = False
     """Whether the events say that the training has reached its end."""
 
+    not_started: str | None = None
+    """Why the keeper of a sweep did not begin the run, where it says so."""
+
     keeper: Keeper = Keeper.UNKNOWN
     """Of a local run."""
 
@@ -102,6 +105,8 @@ def recorded_end(last: AttemptReport | None, awaits_start: bool) -> Verdict | No
 def _end(evidence: Evidence) -> Verdict | None:
     if evidence.awaits_start and evidence.already_finished:
         return Verdict("finished", "it was finished before it was submitted again; nothing was left to do")
+    if evidence.not_started is not None and (evidence.awaits_start or evidence.last is None):
+        return Verdict("stopped", f"not started; {evidence.not_started}")
     return recorded_end(evidence.last, evidence.awaits_start)
 
 
@@ -111,7 +116,7 @@ def _waits_for_restart(evidence: Evidence) -> bool:
 
 
 def _judge_local(evidence: Evidence) -> Verdict:
-    if evidence.keeper is Keeper.ALIVE:
+    if evidence.keeper is Keeper.ALIVE and evidence.not_started is None:
         # Its end is not told before the keeper has let go of the run: until then it may still write.
         if _waits_for_restart(evidence):
             assert evidence.last is not None

@@ -162,6 +162,7 @@ def _judge(note: _Notes, jobs: dict[str, JobRecord] | None, trouble: str | None,
             already_finished=note.finished,
             stop_signal=progress.stop_signal,
             trained=progress.train_end is not None,
+            not_started=progress.not_started,
             keeper=_keeper(note) if report.kind != "slurm" else Keeper.UNKNOWN,
             job_id=report.job_id,
             job=job,
@@ -200,11 +201,16 @@ def _keeper(note: _Notes) -> Keeper:
     """Whether the keeper of the run lives; one that has just started, or keeps other runs of a sweep first, does."""
     found = _lock_holder(note)
     submitted, pid = note.progress.submitted, note.progress.keeper_pid
-    if found is Keeper.GONE and note.report.awaits_start and submitted is not None and pid is not None:
-        began = process_began(pid)
-        if began is not None and submitted - _SUBMIT_S < began < submitted + 1:
-            return Keeper.ALIVE
+    gone = found is Keeper.GONE and note.report.awaits_start
+    if gone and submitted is not None and pid is not None and is_keeper(pid, submitted):
+        return Keeper.ALIVE
     return found
+
+
+def is_keeper(pid: int, submitted: float) -> bool:
+    """Whether a process is the living keeper of a submission, by when both began."""
+    began = process_began(pid)
+    return began is not None and submitted - _SUBMIT_S < began < submitted + 1
 
 
 def process_began(pid: int) -> float | None:

@@ -2,9 +2,9 @@
 one list for each attempt, the last one for all later attempts too.
 
 `finish`, `crash`, `user_error` and `kill` end as soon as all ranks are there, `reset` as soon as another one is gone,
-with a connection that breaks; `save` waits for a stop signal and ends with its state saved; `work` commits a checkpoint
-first and then does as `save`; `deaf` ignores stop signals; `helper` is `deaf` with a child process whose id it leaves
-in `helper-<rank>`.
+with a connection that breaks; `save` waits for a stop signal and ends with its state saved, `late` with its work
+finished; `work` commits a checkpoint first and then does as `save`; `deaf` ignores stop signals; `helper` is `deaf`
+with a child process whose id it leaves in `helper-<rank>`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def main() -> int:
     else:
         while stop.requested is None or what in ("deaf", "helper"):
             time.sleep(0.01)
-        record = RankRecord(rank, "preempted", signal=stop.requested, step=number + 1)
+        cause = "finished" if what == "late" else "preempted"
+        record = RankRecord(rank, cause, signal=stop.requested, step=number + 1)
     record.write(attempt)
     return record.code
 

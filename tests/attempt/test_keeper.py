@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dthpc.attempt.lock import Holder, RunLock
-from dthpc.monitor.events import read_events
+from dthpc.monitor.events import EventLog, read_events
 from dthpc.rundir import read_json
 from dthpc.watch.survey import survey
 from tests.attempt.runs import alive, end_of, keep, make_run, start_keeper, wait_for, wait_ready
@@ -191,6 +191,24 @@ def test_a_local_sweep_keeps_its_runs_one_after_another(tmp_path: Path) -> None:
     assert [end_of(run, 0)["cause"] for run in runs] == ["finished", "user_error", "finished"]
     starts = [read_json(run.attempt(0).start)["time"] for run in runs]
     assert starts == sorted(starts)
+
+
+@pytest.mark.parametrize("what", ["save", "late"])
+def test_a_sweep_that_is_stopped_leaves_word_in_the_runs_that_it_does_not_begin(tmp_path: Path, what: str) -> None:
+    first, second = make_run(tmp_path / "a", [[what]]), make_run(tmp_path / "b", [["finish"]])
+    index = tmp_path / "index.json"
+    index.write_text(json.dumps({"runs": [str(first.path), str(second.path)]}))
+    process = start_keeper("--sweep", index)
+    EventLog(second.events).write("run_submitted", job_id=str(process.pid), launcher="local")
+    wait_ready(first, 0, 1)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 75
+    assert second.attempt_numbers() == []
+    report = survey([second], None)[0]
+    assert (report.state, report.why) == ("stopped", "not started; the sweep was stopped")
+    # Submitted again, it is a run like any other.
+    assert keep(second)[0] == 0
+    assert survey([second], None)[0].state == "finished"
 
 
 def test_a_task_of_an_array_takes_the_run_of_its_index(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from dthpc.monitor.events import EventLog
 from dthpc.rundir import RunDir
 from dthpc.slurm.records import JobRecord
 from dthpc.watch.follow import follow
+from dthpc.watch.survey import survey
+from tests.attempt.runs import wait_for
 from tests.watch.records import Records
 from tests.watch.test_survey import Queue
 
@@ -37,9 +39,9 @@ sys.exit(follow(RunDir(Path(sys.argv[1])), stop_on_interrupt=sys.argv[2] == "sto
 """
 
 
-def prepare(root: Path, **story: Any) -> RunDir:
+def prepare(root: Path, name: str = "demo", **story: Any) -> RunDir:
     """A run that the real keeper can keep."""
-    run = RunDir(root / "demo")
+    run = RunDir(root / name)
     run.path.mkdir()
     LaunchPlan(
         kind="local",
@@ -74,6 +76,21 @@ def keep() -> Iterator[Callable[[RunDir], subprocess.Popen[bytes]]]:
     for process in started:
         process.kill()
         process.wait()
+
+
+class Interrupted(io.StringIO):
+    """An output that sends Ctrl-C to this process once it has been given some words."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__()
+        self.words = words
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self.words and self.words in text:
+            self.words = ""
+            os.kill(os.getpid(), signal.SIGINT)
+        return written
 
 
 class Handle:
@@ -190,6 +207,27 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, keep: Any) -> None:
     terminal.read_until("the same command with run.name=demo goes on")
     assert "stopped at step 5" in terminal.text
     assert terminal.close() == 130
+
+
+@pytest.mark.parametrize("words", ["attempt 0 starts", "bits per byte"])
+def test_ctrl_c_between_two_runs_of_a_sweep_stops_the_sweep(tmp_path: Path, words: str) -> None:
+    """The keeper has let go of the first run when the signal comes, so that no lock names it."""
+    first, second = prepare(tmp_path, "a", steps=3), prepare(tmp_path, "b", steps=30, hang_at=5)
+    index = tmp_path / "sweep.json"
+    index.write_text(json.dumps({"runs": [str(first.path), str(second.path)]}))
+    process = subprocess.Popen([sys.executable, "-m", "dthpc.attempt.keeper", "--sweep", str(index)])
+    try:
+        for run in (first, second):
+            EventLog(run.events).write("run_submitted", job_id=str(process.pid), launcher="local")
+        wait_for(lambda: '"step":5,' in second.events.read_text())
+        out = Interrupted(words)
+        assert follow(first, stop_on_interrupt=True, job=Handle(process), out=out) == 130
+        assert "finished       a: step 3/3" in out.getvalue()
+        assert process.wait(30) == 75
+        assert survey([second], None)[0].state == "stopped"
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_second_ctrl_c_kills(tmp_path: Path, keep: Any) -> None:
