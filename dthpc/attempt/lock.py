@@ -25,6 +25,24 @@ JobEnded = Callable[[str], "bool | None"]
 """Tells whether a Slurm job has ended; `None` where Slurm does not say."""
 
 _TRIES = 20
+_DAMAGED_S = 5.0
+"""Seconds after which a lock without content is no lock that a file system only shows too early."""
+
+
+class DamagedLock(UserError):
+    """A lock file that names nobody: it is empty, or not whole. A machine that goes down may leave it so."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the file."""
+        super().__init__(
+            "the lock file has an unknown form (it is empty or damaged)",
+            key="lock",
+            value=path,
+            instead=f"if no process of the run is alive: rm {path}",
+        )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.value,)
 
 
 @dataclass(frozen=True)
@@ -100,7 +118,11 @@ class RunLock:
         """
         draft = self._path.with_name(f".lock.{self.holder.token}")
         try:
-            draft.write_text(json.dumps(asdict(self.holder), indent=2) + "\n", encoding="utf-8")
+            # On disk before it has its name, so that no crash leaves a lock that names nobody.
+            with open(draft, "w", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(self.holder), indent=2) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             raise UserError(
                 f"the run's folder can't be written ({error.strerror})", key="run.root", value=self._path.parent
@@ -117,7 +139,11 @@ class RunLock:
         raise UserError("others keep taking this run's lock", key="run", value=self._path.parent)
 
     def _remove_if_dead(self, job_ended: JobEnded | None) -> None:
-        found = read_holder(self._path)
+        try:
+            found = read_holder(self._path)
+        except DamagedLock as damaged:
+            self._remove_damaged(damaged, job_ended)
+            return
         if found is None:
             return  # released meanwhile
         alive = found.lives(self.holder.job_id, job_ended)
@@ -128,8 +154,19 @@ class RunLock:
         aside = self._path.with_name(f".lock.dead.{self.holder.token}")
         with contextlib.suppress(FileNotFoundError):
             self._path.rename(aside)
-            removed = read_holder(aside)
+            removed = _holder_if_whole(aside)
             if removed is not None and removed.token != found.token:
+                with contextlib.suppress(FileExistsError):
+                    os.link(aside, self._path)
+            aside.unlink()
+
+    def _remove_damaged(self, damaged: DamagedLock, job_ended: JobEnded | None) -> None:
+        _refuse_if_in_use(self._run, damaged, self.holder.job_id, job_ended)
+        print(f"dthpc: {self._path} is empty or damaged, and no keeper of the run lives; it is taken over", flush=True)
+        aside = self._path.with_name(f".lock.dead.{self.holder.token}")
+        with contextlib.suppress(FileNotFoundError):
+            self._path.rename(aside)
+            if _holder_if_whole(aside) is not None:  # another one has put its own there in between
                 with contextlib.suppress(FileExistsError):
                     os.link(aside, self._path)
             aside.unlink()
@@ -137,11 +174,11 @@ class RunLock:
     def still_mine(self) -> bool:
         """Whether nobody has taken the lock over, as a later start of the job does after this node was given up.
 
-        A file system that does not answer takes nothing away.
+        A file system that does not answer takes nothing away, nor does a file that names nobody.
         """
         try:
             found = read_holder(self._path)
-        except OSError:
+        except (OSError, DamagedLock):
             return True
         return found is not None and found.token == self.holder.token
 
@@ -165,14 +202,18 @@ def read_holder(path: Path) -> Holder | None:
     """Who holds the lock at a path; `None` if it is free.
 
     Raises:
+        DamagedLock: the file names nobody.
         UserError: the file is not a lock of this program.
     """
     list(path.parent.iterdir())  # makes NFS clients look again
-    if not path.exists():
-        return None
     stored = read_json(path)
+    if stored is None:
+        if path.exists() and (stored := read_json(path)) is None and path.exists():
+            raise DamagedLock(path)
+        if stored is None:
+            return None
     try:
-        return Holder(**stored) if stored is not None else None
+        return Holder(**stored)
     except TypeError as error:
         raise UserError(
             "the lock file has an unknown form",
@@ -180,6 +221,49 @@ def read_holder(path: Path) -> Holder | None:
             value=path,
             instead="remove the file if no process of the run is alive",
         ) from error
+
+
+def _holder_if_whole(path: Path) -> Holder | None:
+    try:
+        return read_holder(path)
+    except DamagedLock:
+        return None
+
+
+def holder_by_attempt(run: RunDir) -> Holder | None:
+    """The keeper that the newest attempt names, if nothing recorded the end of that attempt."""
+    numbers = run.attempt_numbers()
+    folder = run.attempt(numbers[-1]) if numbers else None
+    start = read_json(folder.start) if folder is not None and not folder.end.exists() else None
+    if not isinstance(start, dict):
+        return None
+    try:
+        return Holder(
+            token="",
+            pid=int(start["pid"]),
+            pid_start=str(start["pid_start"]),
+            machine=str(start["machine"]),
+            host=str(start["host"]),
+            job_id=start.get("slurm_job_id"),
+            time=float(start["time"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _refuse_if_in_use(run: RunDir, damaged: DamagedLock, my_job: str | None, job_ended: JobEnded | None) -> None:
+    """Whether a lock that names nobody may be taken: not where a keeper lives, may live, or has just come.
+
+    Raises:
+        UserError: it may not.
+    """
+    holder = holder_by_attempt(run)
+    alive = False if holder is None else holder.lives(my_job, job_ended)
+    if holder is not None and alive:
+        raise _held(run, holder, certain=True) from damaged
+    with contextlib.suppress(FileNotFoundError):
+        if alive is None or time.time() - run.lock.stat().st_mtime < _DAMAGED_S:
+            raise damaged
 
 
 def ensure_free(run: RunDir, job_ended: JobEnded | None = None) -> None:
@@ -190,7 +274,11 @@ def ensure_free(run: RunDir, job_ended: JobEnded | None = None) -> None:
     """
     if not run.path.is_dir():
         return
-    found = read_holder(run.lock)
+    try:
+        found = read_holder(run.lock)
+    except DamagedLock as damaged:
+        _refuse_if_in_use(run, damaged, None, job_ended)
+        return
     if found is not None and found.lives(None, job_ended):
         raise _held(run, found, certain=True)
 

@@ -51,6 +51,9 @@ class Evidence:
     not_started: str | None = None
     """Why the keeper of a sweep did not begin the run, where it says so."""
 
+    last_words: str | None = None
+    """What a local keeper printed last, if it ended before its first record."""
+
     keeper: Keeper = Keeper.UNKNOWN
     """Of a local run."""
 
@@ -130,6 +133,8 @@ def _judge_local(evidence: Evidence) -> Verdict:
     if evidence.keeper is Keeper.UNKNOWN and evidence.last is not None and evidence.last.ended is None:
         return Verdict("running", None, "it runs on another machine, so whether its process still lives is not known")
     if evidence.last is None or evidence.awaits_start:
+        if evidence.last_words is not None:
+            return Verdict("lost", f"its keeper ended before its first record: {evidence.last_words}")
         return Verdict("lost", "it was submitted, but its keeper never started or died before its first record")
     if _waits_for_restart(evidence):
         return Verdict("lost", f"it was to start again, but its keeper is gone ({evidence.last.reason or 'no reason'})")

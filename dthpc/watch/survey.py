@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from dthpc.attempt.lock import process_start, read_holder
+from dthpc.attempt.lock import DamagedLock, holder_by_attempt, process_start, read_holder
 from dthpc.checkpoint.manifest import latest_verified
 from dthpc.errors import UserError
 from dthpc.monitor.progress import KINDS, Progress, fold
@@ -31,6 +31,7 @@ LOG_LINES = 12
 
 _MARKS = ("launch.json", "events.jsonl", "attempts")
 _SUBMIT_S = 60.0
+_KEEPER_FIRST_S = 5.0
 _SHORT_SEARCH = 1024 * 1024
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -163,6 +164,7 @@ def _judge(note: _Notes, jobs: dict[str, JobRecord] | None, trouble: str | None,
             stop_signal=progress.stop_signal,
             trained=progress.train_end is not None,
             not_started=progress.not_started,
+            last_words=_guard(report, note.run.submissions, partial(_last_words, note)),
             keeper=_keeper(note) if report.kind != "slurm" else Keeper.UNKNOWN,
             job_id=report.job_id,
             job=job,
@@ -195,6 +197,21 @@ def _begun(progress: Progress, last: AttemptReport | None) -> bool:
     if progress.keeper_pid is not None:
         return last.pid == progress.keeper_pid
     return progress.submitted_job is not None and last.job_id == progress.submitted_job
+
+
+def _last_words(note: _Notes) -> str | None:
+    """What a keeper of this machine printed last since the newest submission, if it made no attempt for it."""
+    submitted = note.progress.submitted
+    if note.report.kind == "slurm" or not note.report.awaits_start or submitted is None:
+        return None
+    log = note.run.submissions / "keeper.log"
+    # The keeper may be quicker than whoever writes that it was submitted.
+    if not log.exists() or log.stat().st_mtime < submitted - _KEEPER_FIRST_S:
+        return None
+    lines = last_lines(log, LOG_LINES)
+    # A message of its own may be followed by lines of its traceback, or be one of many lines.
+    said = [line for line in lines if line.startswith("dthpc: ")] or lines
+    return said[-1].removeprefix("dthpc: ") if said else None
 
 
 def _keeper(note: _Notes) -> Keeper:
@@ -374,7 +391,10 @@ def keeper_of(run: RunDir) -> tuple[Keeper, int | None]:
     """
     if not run.path.is_dir():
         return Keeper.GONE, None
-    holder = read_holder(run.lock)
+    try:
+        holder = read_holder(run.lock)
+    except DamagedLock:
+        holder = holder_by_attempt(run)
     if holder is None:
         return Keeper.GONE, None
     lives = holder.lives()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -115,6 +116,59 @@ def test_a_lock_of_another_form_is_not_removed(run: RunDir) -> None:
     run.lock.write_text('{"held": "by a newer version"}')
     with pytest.raises(UserError, match="unknown form"):
         RunLock(run).acquire()
+    assert run.lock.exists()
+
+
+def damage(run: RunDir, content: bytes, age_s: float = 60.0) -> None:
+    run.lock.write_bytes(content)
+    moment = time.time() - age_s
+    os.utime(run.lock, (moment, moment))
+
+
+def begun(run: RunDir, holder: Holder) -> None:
+    """An attempt that nothing recorded the end of."""
+    start = {**asdict(holder), "slurm_job_id": holder.job_id}
+    run.attempt(0).path.mkdir(parents=True)
+    run.attempt(0).start.write_text(json.dumps(start))
+
+
+DAMAGED = [b"", b'{"token": "ab', b"\x00\xff" * 40]
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_lock_is_taken_over_where_no_keeper_lives(
+    run: RunDir, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damage(run, content)
+    begun(run, me(pid=dead_process().pid, pid_start="1"))
+    ensure_free(run)
+    lock = RunLock(run)
+    lock.acquire()
+    assert read_holder(run.lock) == lock.holder
+    assert f"{run.lock} is empty or damaged" in capsys.readouterr().out
+    lock.release()
+    assert not run.lock.exists()
+
+
+def test_a_damaged_lock_of_a_living_keeper_is_respected(run: RunDir) -> None:
+    damage(run, b"")
+    begun(run, me())
+    for take in (RunLock(run).acquire, lambda: ensure_free(run)):
+        with pytest.raises(UserError, match=f"already running: process {os.getpid()}"):
+            take()
+    assert run.lock.exists()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_damaged_lock_that_is_new_or_may_be_in_use_elsewhere_is_told_with_what_to_do(
+    run: RunDir, elsewhere: bool
+) -> None:
+    damage(run, b"", age_s=60.0 if elsewhere else 0.0)
+    if elsewhere:
+        begun(run, me(machine="elsewhere", host="n7"))
+    for take in (RunLock(run).acquire, lambda: ensure_free(run)):
+        with pytest.raises(UserError, match=f"unknown form.*rm {run.lock}"):
+            take()
     assert run.lock.exists()
 
 

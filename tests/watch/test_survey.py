@@ -216,6 +216,25 @@ def test_a_run_whose_keeper_is_still_to_come_to_it_is_pending(tmp_path: Path) ->
     assert report_of(records).state == "lost"
 
 
+def test_what_a_keeper_said_before_its_first_record_is_why_the_run_is_lost(tmp_path: Path) -> None:
+    records = Records(tmp_path)
+    records.run.launch.unlink()
+    records.run.submissions.mkdir()
+    log = records.run.submissions / "keeper.log"
+    with open(log, "wb") as output:
+        command = [sys.executable, "-m", "dthpc.attempt.keeper", str(records.run.path)]
+        keeper = subprocess.Popen(command, stdout=output, stderr=output)
+    records.submit(pid=keeper.pid)
+    keeper.wait()
+    report = report_of(records)
+    assert report.state == "lost"
+    assert (report.why or "").startswith("its keeper ended before its first record: ")
+    assert "no launch plan" in (report.why or "")
+    # What an earlier keeper said is of no interest.
+    os.utime(log, (0, 0))
+    assert "never started" in (report_of(records).why or "")
+
+
 def test_a_process_that_took_over_the_number_of_a_keeper_is_not_the_keeper(tmp_path: Path) -> None:
     records = Records(tmp_path)
     assert process_began(os.getppid()) is not None
