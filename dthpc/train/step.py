@@ -129,8 +129,10 @@ def _describe(value: Any) -> str:
 
 
 def _name(loss: Loss) -> str:
+    """What the configuration calls a loss."""
     function = loss.func if isinstance(loss, partial) else loss
-    return str(getattr(function, "__name__", type(function).__name__))
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _check_count(loss: Loss, targets: Any, counted: int) -> None:

@@ -171,7 +171,9 @@ def test_clipping_is_by_the_global_norm(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_counts_otherwise_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match=r"loss\._target_=all_positions: it counted 80 targets where"):
+    with pytest.raises(
+        RankFailed, match=r"loss\._target_=tests\.train\.tasks\.all_positions: it counted 80 targets where"
+    ):
         train(1, tmp_path, loss={"_target_": "tests.train.tasks.all_positions"})
 
 
@@ -179,4 +181,4 @@ def test_a_loss_that_forgets_its_count_is_one_clear_message_on_every_rank(tmp_pa
     changes = {"loss": {"_target_": "tests.train.tasks.only_sum"}}
     for kind, text, calls in pool().run(2, tasks.raises, str(tmp_path), changes):
         assert (kind, calls) == ("UserError", ["start"])
-        assert text.startswith("loss._target_=only_sum: it returned only one value")
+        assert text.startswith("loss._target_=tests.train.tasks.only_sum: it returned only one value")

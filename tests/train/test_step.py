@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from dthpc.parallel.buckets import GradientBuckets
 from dthpc.parallel.layout import Layout
 from dthpc.parallel.precision import Precision
 from dthpc.train.header import Agreed, Header
-from dthpc.train.step import clip, expected_count, forward_backward
+from dthpc.train.step import check_result, clip, expected_count, forward_backward
 
 CPU = torch.device("cpu")
 
@@ -146,7 +147,7 @@ class WithCount:
 def test_a_loss_that_counts_otherwise_than_it_says_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="counted 24 targets where 21 were expected") as caught:
         step(build(), batch(), 1, all_positions)
-    assert (caught.value.key, caught.value.value) == ("loss._target_", "all_positions")
+    assert (caught.value.key, caught.value.value) == ("loss._target_", f"{__name__}.all_positions")
     assert "count_targets" in str(caught.value.instead)
 
 
@@ -168,8 +169,18 @@ def test_a_loss_that_breaks_its_contract_is_told_in_the_first_step(loss: Any, wo
     header.send(targets=21)
     with pytest.raises(UserError, match=words) as caught:
         forward_backward(build(), loss, batch(), 1, header, CPU, first=True)
-    assert (caught.value.key, caught.value.value) == ("loss._target_", "<lambda>")
+    assert caught.value.key == "loss._target_"
     assert "(sum, count)" in str(caught.value.instead)
+
+
+@pytest.mark.parametrize(
+    ("loss", "name"),
+    [(all_positions, "all_positions"), (partial(all_positions), "all_positions"), (WithCount(), "WithCount")],
+)
+def test_a_loss_is_named_as_the_configuration_does(loss: Any, name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check_result(loss, None)
+    assert caught.value.value == f"{__name__}.{name}"
 
 
 @pytest.mark.parametrize("count", [21, torch.tensor(21), torch.tensor(21, dtype=torch.int32)])
