@@ -304,7 +304,7 @@ def _find_mistake(path: object) -> UserError | None:
     """What makes a value no path at all; whether something lies there is another question."""
     instead = "one folder, file or glob; . for the current folder"
     if not isinstance(path, str | os.PathLike):
-        return UserError(f"is of type {type(path).__name__}, not text", key=SOURCE_KEY, value=path, instead=instead)
+        return UserError("is no text", key=SOURCE_KEY, value=path, instead=instead)
     text = str(path)
     if not text.strip():
         return UserError("is empty", key=SOURCE_KEY, value=repr(text), instead=instead)

@@ -250,9 +250,9 @@ def test_empty_sources_are_refused(tmp_path: Path) -> None:
     [
         ("", "data.source.path='': is empty"),
         ("  ", "data.source.path='  ': is empty"),
-        (["a.txt", "b.txt"], "is of type list, not text"),
-        (5, "data.source.path=5: is of type int, not text"),
-        (None, "is of type NoneType, not text"),
+        (["a.txt", "b.txt"], "is no text"),
+        (5, "data.source.path=5: is no text"),
+        (None, "is no text"),
         ("a\0b", "NUL character"),
         ("~nobody-of-this-name/text", "no such home folder"),
     ],
