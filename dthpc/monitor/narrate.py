@@ -137,7 +137,8 @@ def _checkpoint_restored(event: dict[str, Any], progress: Progress) -> str:
 
 def _stop_requested(event: dict[str, Any], progress: Progress) -> str:
     at = f" at step {event['step']}" if event.get("step") is not None else ""
-    return f"asked to stop by {progress.stop_signal}{at}: saving…"
+    what = "saving…" if progress.trains else "nothing to save yet"
+    return f"asked to stop by {progress.stop_signal}{at}: {what}"
 
 
 def _attempt_end(event: dict[str, Any], progress: Progress) -> str | None:

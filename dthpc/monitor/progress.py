@@ -112,6 +112,9 @@ class Progress:
     attempt: int | None = None
     """Newest attempt."""
 
+    trains: bool = False
+    """Whether the newest attempt has made a step, so that there is something to save."""
+
     stop_signal: str | None = None
     """Signal that asked the current attempt to stop, until that attempt ends."""
 
@@ -185,7 +188,7 @@ class Progress:
         self.not_started = text(event.get("why")) or "its keeper passed it over"
 
     def _on_attempt_start(self, event: dict[str, Any], moment: float | None) -> None:
-        self.not_started = None
+        self.not_started, self.trains = None, False
         self.job_id = text(event.get("job_id")) or self.job_id
         self.attempt_end = self.stop_signal = self.train_end = None
         self.step_time = self.tokens_per_s = self.data_wait = None
@@ -200,11 +203,11 @@ class Progress:
         self.parameters = integer(event.get("params")) or self.parameters
         self.resumed_from = integer(event.get("resumed_from"))
         self.step = integer(event.get("step")) or 0
-        self.train_end = None
+        self.train_end, self.trains = None, False
         self._pace.clear()
 
     def _on_step(self, event: dict[str, Any], moment: float | None) -> None:
-        self.step = integer(event.get("step"))
+        self.step, self.trains = integer(event.get("step")), True
         for name in ("loss", "lr", "grad_norm", "step_time", "tokens_per_s", "data_wait"):
             setattr(self, name, number(event.get(name)))
         self.samples = integer(event.get("samples"))
@@ -226,6 +229,9 @@ class Progress:
 
     def _on_stop_requested(self, event: dict[str, Any], moment: float | None) -> None:
         self.stop_signal = text(event.get("signal")) or "stop"
+        step = integer(event.get("step"))
+        if step is not None and step > (self.resumed_from or 0):
+            self.step, self.trains = max(self.step or 0, step), True  # not every step has a record of its own
 
     def _on_attempt_end(self, event: dict[str, Any], moment: float | None) -> None:
         self.attempt_end = event

@@ -220,6 +220,8 @@ class _Follower:
         """What it waits for; empty while it trains."""
         report = self.report
         if self.handled and self._local():
+            if not self.progress.trains:
+                return "stopping… (Ctrl-C again kills it)"
             return "saving… (Ctrl-C again kills it, and what was not saved is lost)"
         if report.state == "pending" and self._local():
             return "starting…"

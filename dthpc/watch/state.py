@@ -45,6 +45,9 @@ class Evidence:
     stop_signal: str | None = None
     """Signal that the current attempt has been asked to stop by."""
 
+    trains: bool = True
+    """Whether the current attempt has made a step, so that there is something to save."""
+
     trained: bool = False
     """Whether the events say that the training has reached its end."""
 
@@ -144,6 +147,8 @@ def _judge_local(evidence: Evidence) -> Verdict:
 
 
 def _at_work(evidence: Evidence) -> Verdict:
+    if evidence.stop_signal is not None and not evidence.trains:
+        return Verdict("running", f"asked to stop by {evidence.stop_signal} before its first step")
     if evidence.stop_signal is not None:
         return Verdict("saving", f"asked to stop by {evidence.stop_signal}")
     if evidence.trained:

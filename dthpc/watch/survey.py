@@ -162,6 +162,7 @@ def _judge(note: _Notes, jobs: dict[str, JobRecord] | None, trouble: str | None,
             awaits_start=report.awaits_start,
             already_finished=note.finished,
             stop_signal=progress.stop_signal,
+            trains=progress.trains,
             trained=progress.train_end is not None,
             not_started=progress.not_started,
             last_words=_guard(report, note.run.submissions, partial(_last_words, note)),
@@ -257,9 +258,10 @@ def _explain(report: RunReport) -> None:
         report.why = f"no news for {report.silent_s:.0f} s"
     if report.state not in ("failed", "lost") or failure is None or failure.error is None:
         return
-    if failure.error not in (report.why or ""):
+    error = text(failure.error) or ""  # on one line, as the keeper's reason is
+    if error not in (report.why or ""):
         where = f"rank {failure.rank}" + (f" on {failure.host}" if failure.host else "")
-        report.why = f"{where}: {failure.error}" + (f" ({report.why})" if report.why else "")
+        report.why = f"{where}: {error}" + (f" ({report.why})" if report.why else "")
 
 
 def _add_checkpoint(note: _Notes, full: bool) -> None:
@@ -268,6 +270,9 @@ def _add_checkpoint(note: _Notes, full: bool) -> None:
         note.report.rejected = [f"{each.checkpoint.path.name}: {each.why}" for each in rejected]
         if found is not None:
             note.report.checkpoint = CheckpointReport(found.step, str(found.path), "full" if full else "quick")
+            if note.report.ended and note.report.step is not None:
+                # Not every step has a record of its own.
+                note.report.step = max(note.report.step, found.step)
 
     _guard(note.report, note.run.checkpoints, look)
 

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from dthpc.monitor.summary import aligned, place_rows, run_word, short_path
 from dthpc.monitor.table import Column, is_terminal, print_lines, print_table, terminal_width
-from dthpc.monitor.units import UNKNOWN, clock, count, decimal, duration, milliseconds
+from dthpc.monitor.units import UNKNOWN, clock, count, decimal, duration, milliseconds, text
 from dthpc.rundir import RunDir
 from dthpc.watch.report import AttemptReport, RunReport
 
@@ -38,6 +38,9 @@ _COLUMNS = (
     Column("WHY", fold=True),
 )
 
+
+_WHY = 100
+"""Characters of a reason that the table shows; the screen of the run has all of it."""
 
 _WIDE = 120
 """Columns of a terminal from which on the table has room for the reasons."""
@@ -118,11 +121,12 @@ def _why(report: RunReport) -> str:
     parts = [report.why if report.state != "finished" else None, report.conflict, *report.unreadable[:1]]
     if report.pending is not None and report.pending.start is not None:
         parts.append(f"expected to start {clock(report.pending.start)}")
-    return "; ".join(part for part in parts if part)
+    why = " ".join("; ".join(part for part in parts if part).split())
+    return why if len(why) <= _WHY else why[: _WHY - 1].rstrip() + "…"
 
 
 def _facts(report: RunReport, now: float) -> list[tuple[str, str]]:
-    rows = [("run", report.name), ("state", report.state + (f": {report.why}" if report.why else ""))]
+    rows = [("run", report.name), ("state", report.state + (f": {text(report.why)}" if report.why else ""))]
     rows += [("disagreement", report.conflict or ""), ("job", _job(report))]
     if report.pending is not None and report.pending.start is not None:
         rows.append(("start", f"expected {clock(report.pending.start)}"))
@@ -141,10 +145,10 @@ def _facts(report: RunReport, now: float) -> list[tuple[str, str]]:
         rows.append(("checkpoint", "none that verifies"))
     else:
         rows.append(("verified", f"step {checkpoint.step}, {_VERIFIED[checkpoint.verified]}"))
-    rows += [("rejected", text) for text in report.rejected]
-    rows += [("unreadable", text) for text in report.unreadable]
+    rows += [("rejected", why) for why in report.rejected]
+    rows += [("unreadable", why) for why in report.unreadable]
     rows.append(("next", hint(report) or ""))
-    return [(label, text) for label, text in rows if text]
+    return [(label, fact) for label, fact in rows if fact]
 
 
 _VERIFIED = {"quick": "by names and sizes (--verify reads every byte)", "full": "every checksum"}
@@ -153,12 +157,12 @@ _VERIFIED = {"quick": "by names and sizes (--verify reads every byte)", "full": 
 def _held_out(report: RunReport) -> str:
     if report.eval_loss is None:
         return ""
-    text = f"{decimal(report.eval_loss, 4)} at step {report.eval_step}"
+    told = f"{decimal(report.eval_loss, 4)} at step {report.eval_step}"
     if report.bits_per_byte is not None:
-        text += f", {decimal(report.bits_per_byte)} bits per byte"
+        told += f", {decimal(report.bits_per_byte)} bits per byte"
     if report.bigram_bits_per_byte is not None:
-        text += f" (bigram model: {decimal(report.bigram_bits_per_byte)})"
-    return text
+        told += f" (bigram model: {decimal(report.bigram_bits_per_byte)})"
+    return told
 
 
 def _job(report: RunReport) -> str:
@@ -193,7 +197,7 @@ def _attempt_row(attempt: AttemptReport, report: RunReport, now: float) -> list[
         attempt.job_id or "",
         attempt.cause or ("not recorded" if open_end else ""),
         attempt.decision or "",
-        attempt.reason or "",
+        text(attempt.reason) or "",
     ]
 
 

@@ -61,6 +61,7 @@ def test_silence_is_said_instead_of_an_eta() -> None:
             "checkpoint step-00000120 is not used: a.pt: checksum",
         ),
         ({"kind": "stop_requested", "signal": "SIGTERM", "step": 120}, "asked to stop by SIGTERM at step 120: saving…"),
+        ({"kind": "stop_requested", "signal": "SIGTERM"}, "asked to stop by SIGTERM: nothing to save yet"),
         ({"kind": "incident", "what": "hang", "rank": 3}, "incident: hang (rank 3)"),
         ({"kind": "step", "step": 3}, None),
         ({"kind": "attempt_end", "decision": "finish"}, None),

@@ -88,3 +88,11 @@ def test_fields_of_the_wrong_type_do_not_break_it() -> None:
 
 def test_a_kind_it_does_not_know_is_passed_over() -> None:
     assert fold([at(5.0, "apply"), at(6.0, "no such kind")]).last_time == 6.0
+
+
+def test_before_its_first_step_an_attempt_has_nothing_to_save() -> None:
+    start = [at(1.0, "attempt_start"), at(2.0, "train_start", step=40, total_steps=100, resumed_from=40)]
+    assert not fold([*start, at(3.0, "stop_requested", signal="SIGTERM", step=40)]).trains
+    progress = fold([*start, at(3.0, "stop_requested", signal="SIGTERM", step=43)])
+    assert (progress.trains, progress.step) == (True, 43)
+    assert fold([*start, at(3.0, "step", step=41)]).trains

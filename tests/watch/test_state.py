@@ -30,6 +30,7 @@ LOCAL_CASES = [
     (Keeper.ALIVE, None, {}, "pending"),
     (Keeper.ALIVE, attempt(), {}, "running"),
     (Keeper.ALIVE, attempt(), {"stop_signal": "SIGINT"}, "saving"),
+    (Keeper.ALIVE, attempt(), {"stop_signal": "SIGINT", "trains": False}, "running"),
     (Keeper.ALIVE, ended("requeue"), {}, "requeued"),
     (Keeper.ALIVE, ended("stop"), {"awaits_start": True}, "pending"),
     (Keeper.GONE, None, {}, "lost"),

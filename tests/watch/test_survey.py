@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dthpc.checkpoint.manifest import MANIFEST_NAME, Manifest
 from dthpc.errors import UserError
 from dthpc.rundir import RunDir
 from dthpc.slurm.records import JobRecord
@@ -82,6 +83,23 @@ def test_a_reason_that_names_the_error_is_not_doubled(tmp_path: Path) -> None:
     assert report_of(records.end("crash", "stop", "rank 1 on n1 failed: ValueError: x")).why == (
         "rank 1 on n1 failed: ValueError: x"
     )
+
+
+def test_an_error_of_many_lines_is_told_once_and_on_one(tmp_path: Path) -> None:
+    error = "ValueError: the data has a hole\n  shard 3\n  offset 7"
+    records = Records(tmp_path).submit().start().fail(1, error, at=1.0)
+    report = report_of(records.end("crash", "stop", f"rank 1 on n1 failed: {error}"))
+    assert report.why == "rank 1 on n1 failed: ValueError: the data has a hole shard 3 offset 7"
+
+
+def test_the_step_of_a_run_that_is_over_is_not_older_than_its_checkpoint(tmp_path: Path) -> None:
+    records = Records(tmp_path).submit().start().steps(10, 40)
+    folder = records.run.checkpoints / "step-00000045"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST_NAME).write_bytes(Manifest(45, 0, 1, 12.5, {}, {}).encode())
+    report = report_of(records.end("stopped", "stop", "asked to stop", progressed=True))
+    assert report.checkpoint is not None, report.rejected
+    assert (report.step, report.checkpoint.step) == (45, 45)
 
 
 def test_hundreds_of_runs_cost_one_query_and_the_ended_ones_none(tmp_path: Path) -> None:

@@ -93,6 +93,20 @@ def test_a_finished_run_needs_no_reason_and_a_disagreement_is_always_told(root: 
     assert " ".join(bad[3:]) == "rank 1 broke; odd; x: denied"
 
 
+def test_a_reason_of_many_lines_is_one_short_line_in_the_table_and_whole_below(root: Path) -> None:
+    why = "rank 1 failed: ValueError: a hole\n" + "\n".join(f"  shard {number}" for number in range(40))
+    out = io.StringIO()
+    shown = report(root, "failed", why=why, attempts=[AttemptReport(0, started=NOW - 9, ended=NOW, reason=why)])
+    print_overview(out, [shown])
+    header, row = out.getvalue().splitlines()
+    told = row[header.index("WHY") :]
+    assert told.startswith("rank 1 failed: ValueError: a hole shard 0 shard 1")
+    assert told.endswith("...")  # an ellipsis, to a pipe that takes ASCII alone
+    assert len(told) <= 102
+    assert detail(shown)["state"].endswith("shard 38 shard 39")
+    assert len(attempts(root, "failed", *shown.attempts)) == 2
+
+
 def test_a_waiting_job_says_when_it_is_expected_to_start(root: Path) -> None:
     waiting = report(root, "pending", why="waits in the queue (Priority)", pending=PendingReport("Priority", NOW))
     assert " ".join(overview(waiting)[1]).endswith(f"waits in the queue (Priority); expected to start {clock(NOW)}")
