@@ -54,6 +54,7 @@ SMALLEST = {
     "cluster.gpus_per_task": 1,
     "cluster.array_parallelism": 1,
 }
+TEXT_TARGET = "dthpc.data.text.TextData"
 # Largest value of those that something else has to hold.
 LARGEST = {"run.seed": 2**63 - 1, "train.steps": 10**12, "train.global_batch": 10**9, "train.seq_len": 10**9}
 
@@ -241,16 +242,18 @@ def _text_source(config: Any) -> list[UserError]:
     """Whether there is text to read, for the sources of this package."""
     from dthpc.data import corpus
 
+    fraction = config.data.get("valid_fraction") if config.data.get("_target_") == TEXT_TARGET else None
+    wrong_fraction = [] if fraction is None else corpus.check_fraction(fraction)
     source = config.data.get("source")
     target = str(source.get("_target_", "")) if hasattr(source, "get") else ""
     module, _, name = target.rpartition(".")
     # Inside a container, paths may be others than here.
     if module != corpus.__name__ or config.cluster.container.runtime is not None:
-        return []
+        return wrong_fraction
     kind = getattr(corpus, name, None)
     arguments = {str(key): value for key, value in source.items() if key != "_target_"}
     try:
-        return list(kind(**arguments).check()) if kind is not None else []
+        return wrong_fraction + (list(kind(**arguments).check()) if kind is not None else [])
     except TypeError as error:
         return [UserError(str(error), key="data.source", value=target, instead="check the keys of data.source")]
 

@@ -229,16 +229,21 @@ def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
         raise UserError(
             str(error).strip().splitlines()[0], key=getattr(error, "full_key", None), instead="see --cfg job"
         ) from error
-    config.run.root = os.path.abspath(Path(config.run.root).expanduser())
+    config.run.root = _absolute(config.run.root)
     source = config.data.get("source") if hasattr(config.data, "get") else None
     if source is not None and hasattr(source, "get") and isinstance(source.get("path"), str) and source.path:
         # The same command must mean the same text wherever the run goes on.
-        source.path = os.path.abspath(Path(source.path).expanduser())
+        source.path = _absolute(source.path)
     if config.run.name is None:
         plain = OmegaConf.to_container(config, throw_on_missing=False)
         assert isinstance(plain, dict)
         config.run.name = default_name({str(key): value for key, value in plain.items()}, choices)
     return config
+
+
+def _absolute(path: str) -> str:
+    # A home that nobody has stays as it is written, for the checks to tell.
+    return os.path.abspath(os.path.expanduser(path))  # noqa: PTH111
 
 
 def _plan(config: DictConfig, site: Site | None) -> Prepared:

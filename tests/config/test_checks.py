@@ -26,6 +26,7 @@ def test_the_default_run_has_no_mistake() -> None:
         ("optim.schedule.name=cosin", "did you mean cosine?"),
         ("comm.backend=glo", "did you mean gloo?"),
         ("comm.backend=nccl", "cluster.gpus_per_node"),
+        ("data.valid_fraction=2", "data.valid_fraction=2"),
         ("optim.lr=nan", "finite"),
         ("optim.lr=inf", "finite"),
         ("optim.weight_decay=-3", "at least 0"),
