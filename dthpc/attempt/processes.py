@@ -37,7 +37,7 @@ _SIGNALS = {
     "Out Of Memory": "the memory limit",
 }
 _DEATH = re.compile(rf"error: \S+: tasks? ([\d,-]+): ({'|'.join(_SIGNALS)})")
-_ENDS_STEP = re.compile(r"srun: (?:Terminating|Job step aborted|got SIG|forcing)|\*\*\* (?:JOB|STEP) |Node failure")
+_ENDS_STEP = re.compile(r"srun: .*(?:Terminating|Job step aborted|got SIG|forcing)|\*\*\* (?:JOB|STEP) |Node failure")
 
 _OUTER = (
     CHAIN_VARIABLE,

@@ -91,7 +91,7 @@ def test_sruns_words_tell_who_was_killed_before_it_ended_the_others() -> None:
         "srun: error: n1: task 1: Exited with exit code 1",
         "srun: error: n1: task 0: Killed",
         "srun: error: n2: tasks 4,6-7: Segmentation fault (core dumped)",
-        "srun: Terminating StepId=7.0",
+        "srun: launch/slurm: _step_signal: Terminating StepId=7.0",
         "srun: error: n1: task 2: Killed",
     ]
     died = [(death.rank, death.signal) for death in deaths_in_log(lines)]
