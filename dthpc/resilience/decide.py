@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dthpc.resilience.attempts import Attempt, attempts_without_progress
-from dthpc.resilience.outcome import Outcome
+from dthpc.resilience.outcome import Outcome, signal_name
 
 _LOG_LINE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+[A-Z]))?[^*]* \*\*\*")
 _LOG_CAUSES = {
@@ -228,7 +228,12 @@ def _cause_by_ranks(outcome: Outcome) -> tuple[str, str]:
 
 
 def _silent_death(outcome: Outcome) -> str:
-    """Words for ranks that ended without a record and without a signal that is known."""
+    """Words for ranks that ended without a record, where no rank is known to have been killed."""
+    # srun itself may be killed; a rank that was is told before this.
+    first = next(((name, code) for name, code in outcome.exit_codes.items() if code), None)
+    if first is not None and first[1] < 0:
+        hint = " (out of memory?)" if first[1] == -9 else ""
+        return f"{first[0]} was killed by {signal_name(-first[1])}{hint}"
     codes = ", ".join(f"{name} {code}" for name, code in outcome.exit_codes.items() if code)
     last = f": {outcome.last_words}" if outcome.last_words else ""
     silent = f"{len(outcome.silent)} of {outcome.world_size} ranks ended without a word"

@@ -96,3 +96,11 @@ def test_sruns_words_tell_who_was_killed_before_it_ended_the_others() -> None:
     ]
     died = [(death.rank, death.signal) for death in deaths_in_log(lines)]
     assert died == [(0, "SIGKILL"), (4, "SIGSEGV"), (6, "SIGSEGV"), (7, "SIGSEGV")]
+    # As Slurm 22.05 wrote it when rank 0 was killed and rank 1 lost its connection.
+    real = [
+        "srun: error: node1: task 0: Killed",
+        "srun: launch/slurm: _step_signal: Terminating StepId=33.0",
+        "srun: error: node2: task 1: Exited with exit code 1",
+        "srun: Force Terminated StepId=33.0",
+    ]
+    assert [death.rank for death in deaths_in_log(real)] == [0]

@@ -129,6 +129,8 @@ def test_the_reason_names_the_first_failure_in_time_and_what_was_saved() -> None
     assert "state saved at step 41" in decision.reason
     decision = decide(outcome({}, exit_codes={"rank 1": -9}), [], True, LOCAL, None)
     assert "rank 1 was killed by SIGKILL" in decision.reason
+    decision = decide(outcome({}, exit_codes={"srun": -9}), [], True, REQUEUE, RUNNING)
+    assert decision.reason == "srun was killed by SIGKILL (out of memory?)"
     decision = decide(outcome({}, exit_codes={"srun": 1}, last_words="no such file"), [], True, REQUEUE, RUNNING)
     assert "2 of 2 ranks ended without a word" in decision.reason
     assert "no such file" in decision.reason
