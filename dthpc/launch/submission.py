@@ -23,11 +23,11 @@ from dthpc.launch.verdicts import Verdict
 from dthpc.monitor.events import EventLog
 from dthpc.rundir import RunDir
 from dthpc.slurm.client import SlurmClient
-from dthpc.watch.report import RunReport
-from dthpc.watch.survey import is_run, quick_client, survey
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from dthpc.watch.report import RunReport
 
 
 @dataclass(frozen=True)
@@ -263,6 +263,9 @@ def _earlier(run: RunDir, config: DictConfig) -> tuple[RunReport | None, bool]:
     """
     if not run.path.exists():
         return None, False
+    # Only here: most commands start a new run, and the login path is measured.
+    from dthpc.watch.survey import is_run, quick_client, survey
+
     if not run.path.is_dir() or (any(run.path.iterdir()) and not is_run(run.path)):
         raise UserError(
             "something that is no run lies there",
