@@ -9,7 +9,6 @@ from typing import Any
 from dthpc.errors import UserError
 from dthpc.rundir import RunDir, read_json
 from dthpc.slurm.client import SlurmClient
-from dthpc.watch.survey import survey
 
 _JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
 
@@ -63,6 +62,9 @@ def _job_of(word: str, root: Path) -> str | None:
 
 
 def _job_of_run(word: str, run: RunDir) -> str | None:
+    # Only here: a submission without dependencies need not load what reads a run's records.
+    from dthpc.watch.survey import survey
+
     report = survey([run], None)[0]
     if report.state == "finished":
         return None
