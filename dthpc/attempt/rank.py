@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from dthpc.comm.rendezvous import Rendezvous
-    from dthpc.jobs.context import RankContext
+    from dthpc.context import RankContext
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -103,8 +103,8 @@ class _Rank:
 
         from dthpc.comm.backend import choose_backend
         from dthpc.comm.rendezvous import connect
+        from dthpc.context import RankContext
         from dthpc.jobs.build import find_target
-        from dthpc.jobs.context import RankContext
 
         config = loading.result()
         job = find_target(config.job, "job")

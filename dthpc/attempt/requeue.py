@@ -11,10 +11,10 @@ from datetime import datetime
 from dthpc.attempt.plan import LaunchPlan
 from dthpc.attempt.processes import CHAIN_VARIABLE
 from dthpc.errors import UserError
-from dthpc.launch.environment import scrub
 from dthpc.resilience.decide import SchedulerState
 from dthpc.rundir import RunDir
 from dthpc.slurm.client import SlurmClient, SlurmError
+from dthpc.slurm.environment import scrub
 from dthpc.slurm.records import JobRecord, parse_jobs
 
 _TIMEOUT_S = 5.0

@@ -22,7 +22,7 @@ from dthpc.train.saver import Saver
 from dthpc.train.state import checkpoint_state
 
 if TYPE_CHECKING:
-    from dthpc.jobs.context import RankContext
+    from dthpc.context import RankContext
 
 
 def run(config: Any, context: RankContext) -> None:

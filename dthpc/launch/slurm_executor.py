@@ -24,12 +24,12 @@ from submitit.slurm import slurm as submitit_slurm
 from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
 from dthpc.launch.containers import package_folder
-from dthpc.launch.environment import leaked
 from dthpc.launch.refusals import explain_refusal
 from dthpc.launch.sbatch import file_pattern
 from dthpc.launch.site import Site
 from dthpc.rundir import RunDir, write_json
 from dthpc.slurm.client import Answer, SlurmClient
+from dthpc.slurm.environment import leaked
 
 SUBMIT_TIMEOUT_S = 120
 """Seconds after which an sbatch that does not return is given up, and the queue is searched for its job."""

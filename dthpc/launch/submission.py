@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dthpc.attempt.plan import LaunchPlan
-from dthpc.config.checks import find_mistakes
 from dthpc.config.identity import default_name, differences
 from dthpc.errors import UserError, raise_together
+from dthpc.launch.checks import find_mistakes
 from dthpc.launch.planning import make_plan
 from dthpc.launch.preflight import judge_launch
 from dthpc.launch.site import Site, probe

@@ -25,7 +25,7 @@ from dthpc.train.state import TrainState
 from dthpc.train.step import Loss, clip, expected_count, forward_backward
 
 if TYPE_CHECKING:
-    from dthpc.jobs.context import RankContext
+    from dthpc.context import RankContext
 
 
 @dataclass

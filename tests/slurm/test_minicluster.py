@@ -19,7 +19,7 @@ from mini.layout import Layout
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 MINICLUSTER = REPOSITORY / "slurm" / "minicluster"
-# Of this session alone, so that two test runs do not meet; names have 12 characters at most.
+# Of this test run alone, so that two of them do not meet; names have 12 characters at most.
 TAG = f"{os.getpid() % 100000:05d}"
 
 # Writes down every signal it gets, until it is killed.

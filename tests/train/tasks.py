@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-from dthpc.jobs.context import RankContext
+from dthpc.context import RankContext
 from dthpc.jobs.train import run
 from dthpc.monitor.events import EventLog
 from dthpc.parallel.layout import Layout

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dthpc.jobs.context import RankContext
+from dthpc.context import RankContext
 from dthpc.models.losses import next_token
 from dthpc.monitor.events import EventLog, read_events
 from dthpc.monitor.tensorboard import ScalarWriter

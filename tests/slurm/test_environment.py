@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from dthpc.launch.environment import KEPT, LEAKS, leaked, scrub
+from dthpc.slurm.environment import KEPT, LEAKS, leaked, scrub
 
 OUTER = {
     "SLURM_JOB_ID": "7",

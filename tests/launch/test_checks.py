@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dthpc.config.checks import find_mistakes
 from dthpc.config.compose import read_command_line
+from dthpc.launch.checks import find_mistakes
 
 
 def mistakes(*words: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from dthpc.jobs.context import RankContext
+from dthpc.context import RankContext
 from dthpc.placement.identity import RankIdentity
 from dthpc.rundir import RunDir
 
@@ -55,5 +55,5 @@ def test_an_installed_flag_takes_the_signal_of_the_process(tmp_path: Path) -> No
 
 
 def test_the_type_is_known_without_torch() -> None:
-    code = "import sys, dthpc.jobs.context; print('torch' in sys.modules)"
+    code = "import sys, dthpc.context; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
