@@ -32,8 +32,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dthpc.config.compose import read_command_line
+from dthpc.context import RankContext
 from dthpc.jobs.build import build_model
-from dthpc.jobs.context import RankContext
 from dthpc.jobs.train import run
 from dthpc.monitor.events import EventLog
 from dthpc.placement.identity import RankIdentity
