@@ -116,13 +116,17 @@ def probe(client: SlurmClient, qos: str | None = None) -> Site:
     """
     client.require("sbatch", "srun", "scontrol")
     with ThreadPoolExecutor(4) as pool:
-        config = pool.submit(client.config)
-        partitions = pool.submit(client.ask, ["scontrol", "--oneliner", "show", "partition"])
-        shapes = pool.submit(_shapes, client)
-        limits = pool.submit(_qos, client, qos) if qos else None
-        return _site(
-            config.result(), parse_partitions(partitions.result()), shapes.result(), limits.result() if limits else None
-        )
+        try:
+            config = pool.submit(client.config)
+            partitions = pool.submit(client.ask, ["scontrol", "--oneliner", "show", "partition"])
+            shapes = pool.submit(_shapes, client)
+            limits = pool.submit(_qos, client, qos) if qos else None
+            found = config.result(), parse_partitions(partitions.result()), shapes.result()
+            return _site(*found, limits.result() if limits else None)
+        except KeyboardInterrupt:
+            # The pool waits for its threads, and they for a Slurm that may not answer for a minute.
+            client.abandon()
+            raise
 
 
 def _site(

@@ -95,6 +95,8 @@ class SlurmClient:
         self.patience_s = patience_s
         self.environment = dict(os.environ if environment is None else environment)
         self._pause = pause
+        self._children: set[subprocess.Popen[str]] = set()
+        self._abandoned = False
 
     def find(self, command: str) -> str | None:
         """Path of a command, or `None`."""
@@ -124,20 +126,35 @@ class SlurmClient:
         self.require(command[0])
         kept = {name: value for name, value in self.environment.items() if not _FORMAT_VARIABLES.match(name)}
         bound = self.timeout_s if timeout_s is None else timeout_s
-        try:
-            done = subprocess.run(
-                list(command),
-                env={**kept, "LC_ALL": "C"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=bound,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return Answer(124, "", f"Socket timed out: no answer within {bound:g} s")
-        return Answer(done.returncode, done.stdout, done.stderr)
+        with subprocess.Popen(
+            list(command),
+            env={**kept, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as child:
+            self._children.add(child)
+            try:
+                if self._abandoned:  # perhaps between the question and the start
+                    child.kill()
+                output, errors = child.communicate(timeout=bound)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                return Answer(124, "", f"Socket timed out: no answer within {bound:g} s")
+            except BaseException:
+                child.kill()
+                raise
+            finally:
+                self._children.discard(child)
+        return Answer(child.returncode, output, errors)
+
+    def abandon(self) -> None:
+        """Kill the commands that other threads wait for, and start no more: the user has left."""
+        self._abandoned = True
+        for child in list(self._children):
+            child.kill()
 
     def query(self, command: Sequence[str]) -> Answer:
         """Run a command that changes nothing; repeat it, ever more slowly, while the controller does not answer."""
@@ -153,7 +170,7 @@ class SlurmClient:
         delay = 0.5
         while True:
             answer = once()
-            if not again(answer) or time.monotonic() + delay > give_up:
+            if self._abandoned or not again(answer) or time.monotonic() + delay > give_up:
                 return answer
             self._pause(delay)
             delay = min(2 * delay, 10.0)
