@@ -65,7 +65,9 @@ def test_the_lock_of_a_dead_process_is_taken_over(run: RunDir) -> None:
 
 def test_a_process_id_that_was_used_again_is_not_the_holder(run: RunDir) -> None:
     write(run, me(pid_start="1"))
-    RunLock(run).acquire()
+    lock = RunLock(run)
+    lock.acquire()
+    assert lock.still_mine()
 
 
 def test_a_zombie_is_dead() -> None:

@@ -12,7 +12,7 @@ from dthpc.checkpoint.manifest import MANIFEST_NAME, Manifest
 from dthpc.errors import UserError
 from dthpc.rundir import RunDir
 from dthpc.slurm.records import JobRecord
-from dthpc.watch.report import RunReport
+from dthpc.watch.report import STATES, RunReport
 from dthpc.watch.survey import Jobs, find_runs, job_ids, last_lines, process_began, survey
 from tests.watch.records import DEAD_PID, Records
 
@@ -153,7 +153,7 @@ def test_json_of_another_shape_is_survived(tmp_path: Path, content: str) -> None
     attempt = records.run.attempt(0)
     for path in (records.run.launch, attempt.start, attempt.end, attempt.rank_exit(0)):
         path.write_text(content)
-    report_of(records).to_json()
+    assert report_of(records).to_json()["state"] in STATES
 
 
 def test_an_empty_folder_is_no_run_and_an_absent_root_has_none(tmp_path: Path) -> None:
