@@ -1,0 +1,131 @@
+"""How a model declares which of its modules are split over tensor-parallel ranks, and how.
+
+A model says so with one method, from patterns (`fnmatch`) of global module names to roles:
+
+    def tensor_plan(self) -> dict[str, str]:
+        return {
+            "embed": "vocab_embedding",
+            "position": "positions",
+            "dropout": "sequence",
+            "blocks.*_norm": "sequence",
+            "blocks.*.attention": "attention",
+            "blocks.*.attention.[qkv]": "column",
+            "blocks.*.attention.out": "row",
+            "blocks.*.mlp": "shared_input",
+            "blocks.*.mlp.gate": "column",
+            "blocks.*.mlp.up": "column",
+            "blocks.*.mlp.down": "row",
+            "blocks.*.dropout": "sequence",
+            "norm": "sequence",
+            "head": "vocab_head",
+        }
+
+`*` matches dots too. The first pattern that matches a name gives its role; a pattern may match nothing (a stage of a
+pipeline holds only some of the modules, and a model may have been built without one). The roles, where *tp* is the
+degree, n a width, and *whole* means the same values on every rank:
+
+vocab_embedding
+    `nn.Embedding` of token numbers, split by rows. In: whole `[B, T]`. Out: `[B, T, dim]`.
+column
+    `nn.Linear`, split by output features. Out: this rank's features `[B, T, n / tp]`, of the whole sequence.
+row
+    `nn.Linear`, split by input features. In: what `column` gives. Out: `[B, T, dim]`.
+vocab_head
+    `nn.Linear`, split by output features, whose output is what the model returns: this rank's share of the logits, of
+    the whole sequence. May share its weight with a `vocab_embedding`.
+attention
+    A module with an integer attribute `head_dim` whose `column` children all read the tensor that it is given first
+    (queries, then keys and values), and whose projections' widths decide how many heads there are. Heads stay whole,
+    so their numbers must be multiples of tp. Gets `first_head`: the number of this rank's first query head.
+shared_input
+    Any other module whose `column` children all read one and the same tensor, such as a gated feed-forward: one
+    exchange serves all of them.
+sequence
+    A module between the matrices that works on each token for itself: norms, dropouts. Its parameters' gradients are
+    summed over the ranks under sequence parallelism, and one with an attribute `shard` (`dthpc.models.dropout`) gets
+    `(1, index, tp)`: which part of the sequence it sees.
+positions
+    `nn.Embedding` of positions. In: whole `[T]`, int64. Out: the rows that are to be added to the output of
+    `vocab_embedding`: all of them, or this rank's part of the sequence.
+scatter
+    A module that every rank computes whole and whose output `[B, T, dim]` goes into the matrices, such as the patches
+    of an image.
+gather
+    A module that is computed whole on every rank, from the whole sequence, such as a pooling head. In: the output
+    of `row` or `sequence`; it gets `[B, T, dim]` as its first argument.
+
+Where a module has no role, every rank computes it whole, on whole inputs; that is right outside the matrices and
+between them, but with sequence parallelism the activations between matrices are `[B, T / tp, dim]`, so there every
+parameter must belong to a module with a role. Two rules keep a model right there: the sequence's length is taken
+from the tokens or from what a `column` gave, never from what lies between the matrices; and parameters are used by
+calling their module, not read from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+from dthpc.errors import UserError, nearest
+
+ROLES = (
+    "vocab_embedding",
+    "column",
+    "row",
+    "vocab_head",
+    "attention",
+    "shared_input",
+    "sequence",
+    "positions",
+    "scatter",
+    "gather",
+)
+
+
+@runtime_checkable
+class HasTensorPlan(Protocol):
+    """A model that can be split over tensor-parallel ranks."""
+
+    def tensor_plan(self) -> dict[str, str]:
+        """Roles of modules, by patterns of their global names; see this file's head."""
+
+
+def roles_of(chunk: nn.Module, tp: int) -> dict[str, str]:
+    """The role of each module of a chunk that has one, by global name, parents first.
+
+    Args:
+        chunk: the model, or one stage of it whose modules have kept their names.
+        tp: tensor-parallel degree, for messages.
+
+    Raises:
+        UserError: the model declares no plan, or a role that does not exist.
+    """
+    if not isinstance(chunk, HasTensorPlan):
+        raise UserError(
+            f"{type(chunk).__name__} does not say how its layers are split over tensor-parallel ranks",
+            key="parallel.tp",
+            value=tp,
+            instead="parallel.tp=1, or give the model a method `tensor_plan(self) -> dict[str, str]` such as "
+            '`return {"*.up": "column", "*.down": "row"}` (see dthpc/parallel/tensor/plan.py)',
+        )
+    plan = chunk.tensor_plan()
+    for pattern, role in plan.items():
+        if role not in ROLES:
+            raise UserError(
+                f"the tensor plan of {type(chunk).__name__} gives {pattern!r} a role that does not exist",
+                key="tensor_plan",
+                value=role,
+                instead=nearest(role, ROLES, count=2),
+            )
+    return dict(_matches(chunk, plan))
+
+
+def _matches(chunk: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for name, _ in chunk.named_modules():
+        for pattern, role in plan.items():
+            if fnmatchcase(name, pattern):
+                yield name, role
+                break
