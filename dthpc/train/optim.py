@@ -1,4 +1,8 @@
-"""The optimizer: any class by its `_target_`, with weight decay where it belongs and the fastest form of its update."""
+"""The optimizer: any class by its `_target_`, with weight decay where it belongs and the fastest form of its update.
+
+It updates pieces: what this rank keeps fp32 values of, which is a parameter, a part of one or a flat range of it. A
+piece is treated as the whole parameter that it comes from would be, so that groups do not depend on the layout.
+"""
 
 from __future__ import annotations
 
@@ -12,32 +16,26 @@ import torch
 from torch import nn
 
 from dthpc.errors import UserError
+from dthpc.parallel.parts import Part, Piece
 
 
-def build_optimizer(model: nn.Module, optim: Any) -> torch.optim.Optimizer:
-    """Make the optimizer of a model.
+def build_optimizer(pieces: Sequence[Piece] | nn.Module, optim: Any) -> torch.optim.Optimizer:
+    """Make the optimizer of what a rank holds.
 
     Args:
-        model: its parameters are trained under their global names.
+        pieces: what to update; or a model, of which every parameter is a piece.
         optim: the `optim` group of the configuration.
 
-    Raises:
-        UserError: `_target_` is no optimizer, or does not take the arguments.
-    """
-    from hydra.utils import get_class
+    Returns:
+        An optimizer of two groups, decayed and not, on every rank; a rank may hold no piece of either.
 
-    try:
-        kind: Any = get_class(optim["_target_"])
-    except Exception as error:
-        raise UserError(f"cannot be imported ({error})", key="optim._target_", value=optim["_target_"]) from error
-    if not issubclass(kind, torch.optim.Optimizer):
-        raise UserError(
-            "is no torch.optim.Optimizer",
-            key="optim._target_",
-            value=optim["_target_"],
-            instead="torch.optim.AdamW, or a class derived from torch.optim.Optimizer",
-        )
-    groups = parameter_groups(model, optim["weight_decay"], tuple(optim.get("no_decay") or ()))
+    Raises:
+        UserError: `_target_` is no optimizer, does not take the arguments, or cannot update step by step.
+    """
+    if isinstance(pieces, nn.Module):
+        pieces = whole_pieces(pieces)
+    kind = _class(optim)
+    groups = parameter_groups(pieces, optim["weight_decay"], tuple(optim.get("no_decay") or ()))
     arguments: dict[str, Any] = {
         str(key): tuple(value) if _is_list(value) else value for key, value in optim["arguments"].items()
     }
@@ -57,22 +55,35 @@ def build_optimizer(model: nn.Module, optim: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def parameter_groups(model: nn.Module, weight_decay: float, no_decay: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Parameters in two groups: matrices and larger, which are decayed, and norms and biases, which are not.
+def whole_pieces(model: nn.Module) -> list[Piece]:
+    """The parameters that a single process trains, each one piece; frozen ones are left out."""
+    return [
+        Piece(Part(name, tuple(parameter.shape)), 0, parameter.numel(), parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+
+
+def parameter_groups(
+    pieces: Sequence[Piece], weight_decay: float, no_decay: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Pieces in two groups: of matrices and larger, which are decayed, and of norms and biases, which are not.
+
+    Both groups are there on every rank, be they empty: so options such as the learning rate have the same places
+    everywhere, which checkpoints rely on.
 
     Args:
-        model: the model; parameters that do not require gradients are left out.
+        pieces: in their order, which each group keeps.
         weight_decay: decay of the first group.
         no_decay: patterns (as in file names) of global names that are not decayed although they are matrices, such as
             `embed.*`.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    exempt = {name for name, p in named if p.dim() < 2 or any(fnmatch(name, pattern) for pattern in no_decay)}
-    groups = [
-        {"params": [p for name, p in named if name not in exempt], "weight_decay": weight_decay},
-        {"params": [p for name, p in named if name in exempt], "weight_decay": 0.0},
-    ]
-    return [group for group in groups if group["params"]]
+    groups: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
+    for piece in pieces:
+        # Of the whole parameter: a flat range of a matrix is decayed as the matrix is.
+        exempt = len(piece.part.shape) < 2 or any(fnmatch(piece.part.name, pattern) for pattern in no_decay)
+        groups[exempt]["params"].append(piece.tensor)
+    return groups
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -82,6 +93,33 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
+
+
+def _class(optim: Any) -> Any:
+    """The class that `optim._target_` names, if it is an optimizer whose `step` needs nothing."""
+    from hydra.utils import get_class
+
+    target = optim["_target_"]
+    try:
+        kind: Any = get_class(target)
+    except Exception as error:
+        raise UserError(f"cannot be imported ({error})", key="optim._target_", value=target) from error
+    if not issubclass(kind, torch.optim.Optimizer):
+        raise UserError(
+            "is no torch.optim.Optimizer",
+            key="optim._target_",
+            value=target,
+            instead="torch.optim.AdamW, or a class derived from torch.optim.Optimizer",
+        )
+    _, *needed = inspect.signature(kind.step).parameters.values()
+    if any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in needed):
+        raise UserError(
+            "its step evaluates the loss again, several times, which a training step over many ranks does once",
+            key="optim._target_",
+            value=target,
+            instead="torch.optim.AdamW, or another optimizer whose `step()` needs no closure",
+        )
+    return kind
 
 
 def _key_at_fault(complaint: str, optim: Any) -> str:
