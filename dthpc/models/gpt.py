@@ -9,28 +9,54 @@ from torch import Tensor, nn
 
 from dthpc.errors import raise_together
 from dthpc.models.check import default_hidden, find_mistakes
-from dthpc.models.layers import GELU, Attention, SwiGLU, make_norm, rope_table
+from dthpc.models.dropout import Dropout
+from dthpc.models.layers import GELU, Attention, LearnedPositions, SwiGLU, make_norm, rope_table
+from dthpc.models.pipeline import PipelineLayer, block_layers
 
 INIT_STD = 0.02
+
+BLOCK_PLAN = {
+    "blocks.*_norm": "sequence",
+    "blocks.*_dropout": "sequence",
+    "blocks.*.attention": "attention",
+    "blocks.*.attention.[qkv]": "column",
+    "blocks.*.attention.out": "row",
+    "blocks.*.mlp": "shared_input",
+    "blocks.*.mlp.gate": "column",
+    "blocks.*.mlp.up": "column",
+    "blocks.*.mlp.down": "row",
+}
+"""How the blocks are split over tensor-parallel ranks; the words are those of `dthpc/parallel/tensor/plan.py`."""
 
 
 class Block(nn.Module):
     """One pre-norm layer: attention and feed-forward, each on the residual stream."""
 
     def __init__(
-        self, dim: int, heads: int, kv_heads: int, hidden: int, *, norm: str, mlp: str, bias: bool, dropout: float
+        self,
+        dim: int,
+        heads: int,
+        kv_heads: int,
+        hidden: int,
+        *,
+        norm: str,
+        mlp: str,
+        bias: bool,
+        dropout: float,
+        causal: bool = True,
     ) -> None:
         super().__init__()
         self.attention_norm = make_norm(norm, dim)
-        self.attention = Attention(dim, heads, kv_heads, bias=bias, dropout=dropout)
+        self.attention = Attention(dim, heads, kv_heads, bias=bias, dropout=dropout, causal=causal)
+        self.attention_dropout = Dropout(dropout)
         self.mlp_norm = make_norm(norm, dim)
         self.mlp = SwiGLU(dim, hidden, bias=bias) if mlp == "swiglu" else GELU(dim, hidden, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.mlp_dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Map the residual stream `[B, T, dim]` to itself."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), rope))
-        after: Tensor = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        x = x + self.attention_dropout(self.attention(self.attention_norm(x), rope))
+        after: Tensor = x + self.mlp_dropout(self.mlp(self.mlp_norm(x)))
         return after
 
 
@@ -38,7 +64,8 @@ class GPT(nn.Module):
     """Decoder-only transformer: tokens `[B, T]` to logits `[B, T, vocab_size]`.
 
     Layers are held by number in a `ModuleDict`, so that a pipeline stage that keeps only some of them keeps their
-    global names. Initial values are set by `dthpc.models.init.init_parameters`, by name.
+    global names; a child that another stage holds is None. Initial values are set by name, by
+    `dthpc.models.init.init_parameters`.
     """
 
     rope_cos: Tensor
@@ -90,8 +117,8 @@ class GPT(nn.Module):
         # LayerNorm models carry biases as GPT-2 does; RMSNorm models have none, as LLaMA.
         bias = norm == "layer"
         self.embed = nn.Embedding(vocab_size, dim)
-        self.position = nn.Embedding(max_seq_len, dim) if position == "learned" else None
-        self.dropout = nn.Dropout(dropout)
+        self.position = LearnedPositions(max_seq_len, dim) if position == "learned" else None
+        self.dropout = Dropout(dropout)
         self.blocks = nn.ModuleDict(
             {
                 str(number): Block(dim, heads, kv_heads, hidden, norm=norm, mlp=mlp, bias=bias, dropout=dropout)
@@ -102,31 +129,61 @@ class GPT(nn.Module):
         self.head = nn.Linear(dim, vocab_size, bias=False)
         if tie_embeddings:
             self.head.weight = self.embed.weight
-        cos, sin = rope_table(dim // heads, max_seq_len) if position == "rope" else (None, None)
-        self.register_buffer("rope_cos", cos, persistent=False)
-        self.register_buffer("rope_sin", sin, persistent=False)
+        self.head_dim = dim // heads if position == "rope" else None
+        self.register_buffer("rope_cos", None, persistent=False)
+        self.register_buffer("rope_sin", None, persistent=False)
+        self.reset_buffers()
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of the next token.
+    def reset_buffers(self) -> None:
+        """Compute the tables of rotary positions anew, where the parameters are.
+
+        A checkpoint does not hold them, and memory given to a model that was built on the meta device has no values.
+        """
+        if self.head_dim is None:
+            return
+        device = next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+        self.rope_cos, self.rope_sin = (table.to(device) for table in rope_table(self.head_dim, self.max_seq_len))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of the next token; a pipeline stage maps what its neighbours exchange.
 
         Args:
-            tokens: int64 `[B, T]`, T at most `max_seq_len`.
+            x: tokens, int64 `[B, T]`, T at most `max_seq_len`; for all stages but the first, the residual stream
+                `[B, T, dim]`.
 
         Returns:
-            `[B, T, vocab_size]`, fp32, or the autocast dtype.
+            `[B, T, vocab_size]`, fp32, or the autocast dtype; of all stages but the last, the residual stream, fp32.
         """
-        length = tokens.shape[1]
-        x = self.embed(tokens)
-        rope = None
+        if self.embed is not None:
+            # The residual stream is a long sum: fp32, also where the table is stored in 16 bits.
+            x = self.embed(x).float()
         if self.position is not None:
-            x = x + self.position.weight[:length]
-        else:
-            rope = (self.rope_cos[:length], self.rope_sin[:length])
-        x = self.dropout(x)
+            x = self.position(x)
+        if self.dropout is not None:
+            x = self.dropout(x)
+        rope = None if self.head_dim is None else (self.rope_cos, self.rope_sin)
         for block in self.blocks.values():
             x = block(x, rope)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
+        if self.norm is not None:
+            x = self.norm(x)
+        if self.head is not None:
+            x = self.head(x)
+        return x
+
+    def pipeline_layers(self) -> list[PipelineLayer]:
+        """One layer for each block, with the embedding at the first and the output at the last."""
+        return block_layers(self, ("embed", "position", "dropout"), ("norm", "head"), self.max_seq_len)
+
+    def tensor_plan(self) -> dict[str, str]:
+        """How the modules are split over tensor-parallel ranks; see `dthpc/parallel/tensor/plan.py`."""
+        return {
+            "embed": "vocab_embedding",
+            "position": "sequence",
+            "dropout": "sequence",
+            **BLOCK_PLAN,
+            "norm": "sequence",
+            "head": "vocab_head",
+        }
 
     @torch.no_grad()
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
