@@ -44,6 +44,9 @@ class StepBatch(NamedTuple):
     waited_s: float
     """Seconds that the caller waited for this batch."""
 
+    first: int = 0
+    """Global number of the first of this rank's samples, which follow one another: row r is sample first + r."""
+
 
 class StepLoader(Iterator[StepBatch]):
     """Iterates over steps from any number of consumed samples on; close it, or use it as a context manager.
@@ -124,7 +127,7 @@ class StepLoader(Iterator[StepBatch]):
         waited = time.perf_counter() - began
         self.consumed = stop
         self.waited_s += waited
-        return StepBatch(inputs, targets, stop, waited)
+        return StepBatch(inputs, targets, stop, waited, share(start, stop, self._rank, self._size).start)
 
     def __enter__(self) -> StepLoader:
         return self

@@ -82,6 +82,15 @@ def test_count_of_consumed_samples_is_what_was_handed_out() -> None:
         assert loader.waited_s >= 0
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_rows_are_told_by_their_global_numbers(ranks: int) -> None:
+    for rank in range(ranks):
+        with StepLoader(Numbered(7), 3, 4, rank, ranks, start_sample=4, total_samples=18) as loader:
+            for batch in loader:
+                rows = np.arange(batch.first, batch.first + len(batch.inputs))
+                assert batch.inputs[:, 0].tolist() == sample_indices(3, 7, rows).tolist()
+
+
 def test_endless_without_a_total() -> None:
     assert len(items_of(StepLoader(Numbered(3), 0, 2), steps=50)) == 50
     assert loader_threads() == []
