@@ -89,6 +89,14 @@ class OptimConfig:
     lr: float = 1e-3
     """Peak learning rate."""
 
+    scale_lr: Optional[str] = None
+    """How the rate follows the batch size: `linear` (the usual rule for SGD, Goyal et al. 2017) makes it
+    `lr · train.global_batch / base_batch`, `sqrt` (for Adam and its kin, Malladi et al. 2022) takes the root of that
+    quotient. Null: `lr` as it is."""
+
+    base_batch: Optional[int] = None
+    """With `scale_lr`: the global batch, in samples, for which `lr` was found."""
+
     weight_decay: float = 0.1
     """Decoupled weight decay of matrices; norms and biases are not decayed."""
 
