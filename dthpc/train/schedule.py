@@ -11,32 +11,29 @@ from dthpc.errors import UserError, nearest
 SCALINGS = ("linear", "sqrt")
 
 
-def learning_rate(optim: Any, steps: int, global_batch: int | None = None) -> Callable[[int], float]:
+def learning_rate(optim: Any, train: Any) -> Callable[[int], float]:
     """The rate of each update: a function of the number of updates made before it, from 0.
 
     Args:
         optim: the `optim` group of the configuration, which is read here once and not in every step.
-        steps: updates of the whole run.
-        global_batch: samples of one step over all ranks; needed where the rate follows it.
+        train: the `train` group: updates of the whole run, and samples of one step.
     """
-    peak = peak_rate(optim, global_batch)
+    peak, steps = peak_rate(optim, train.global_batch), train.steps
     schedule = {name: optim.schedule[name] for name in ("name", "warmup_steps", "min_ratio", "decay_fraction")}
     return lambda step: peak * ratio(step, steps, **schedule)
 
 
-def peak_rate(optim: Any, global_batch: int | None) -> float:
+def peak_rate(optim: Any, global_batch: int) -> float:
     """The rate that the schedule is a fraction of.
 
     `linear` multiplies by k = global batch / base batch, since k steps of a small batch move the weights about as far
     as one step of a k times larger one with k times the rate (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
-    section 2.1). An adaptive optimizer divides by the gradient's size, whose noise falls with the root of k: `sqrt` (Malladi et
-    al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
+    section 2.1). An adaptive optimizer divides by the gradient's size, whose noise falls with the root of k: `sqrt`
+    (Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms").
     """
     peak, rule = float(optim.lr), optim.get("scale_lr")
     if rule is None:
         return peak
-    if global_batch is None:
-        raise ValueError("a rate that follows the batch size needs the batch size")
     factor = global_batch / optim.base_batch
     return peak * (factor if rule == "linear" else math.sqrt(factor))
 

@@ -8,6 +8,8 @@ from omegaconf import OmegaConf
 
 from dthpc.train.schedule import check, learning_rate, peak_rate, ratio
 
+TRAIN = OmegaConf.create({"steps": 10, "global_batch": 16})
+
 
 @pytest.mark.parametrize("name", ["constant", "cosine", "linear", "wsd"])
 def test_warm_up_is_linear_and_ends_at_the_peak(name: str) -> None:
@@ -37,7 +39,7 @@ def test_decay_never_rises_and_ends_at_the_minimum(name: str) -> None:
 def test_the_rate_scales_the_peak_of_the_configuration() -> None:
     schedule = {"name": "constant", "warmup_steps": 4, "min_ratio": 0.1, "decay_fraction": 0.2}
     optim = OmegaConf.create({"lr": 0.02, "schedule": schedule})
-    assert learning_rate(optim, 10)(1) == pytest.approx(0.01)
+    assert learning_rate(optim, TRAIN)(1) == pytest.approx(0.01)
 
 
 def test_a_warm_up_as_long_as_the_run_is_no_division_by_zero() -> None:
@@ -66,9 +68,7 @@ def test_the_peak_follows_the_batch_size_by_the_rule() -> None:
 def test_the_schedule_is_a_fraction_of_the_scaled_peak() -> None:
     schedule = {"name": "constant", "warmup_steps": 4, "min_ratio": 0.1, "decay_fraction": 0.2}
     optim = scaled(scale_lr="linear", base_batch=8, schedule=schedule)
-    assert [learning_rate(optim, 10, global_batch=16)(step) for step in (1, 5)] == pytest.approx([0.1, 0.2])
-    with pytest.raises(ValueError, match="needs the batch size"):
-        learning_rate(optim, 10)
+    assert [learning_rate(optim, TRAIN)(step) for step in (1, 5)] == pytest.approx([0.1, 0.2])
 
 
 @pytest.mark.parametrize(
