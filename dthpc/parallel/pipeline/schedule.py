@@ -245,7 +245,7 @@ def _1f1b(rank: int, ranks: int, micro_batches: int) -> Order:
 
 
 def _interleaved(rank: int, ranks: int, chunks: int, micro_batches: int) -> Order:
-    """1F1B over pairs of chunk and micro-batch: `ranks` micro-batches pass a chunk, then comes the next chunk's turn."""
+    """1F1B over pairs of chunk and micro-batch: `ranks` micro-batches pass a chunk, then the next has its turn."""
     total = micro_batches * chunks
     # Before its first backward pass a rank must have done the forward passes of all chunks but the last for the first
     # round of micro-batches, and one for each hop of the way to the last rank and back.
