@@ -174,8 +174,9 @@ class ParallelConfig:
     """ZeRO stage: what is sharded over data-parallel ranks. 0: nothing; 1: optimizer state; 2: gradients too; 3:
     parameters too."""
 
-    replicate: Optional[int] = None
-    """Hybrid sharding (HSDP): groups of data-parallel ranks that each hold all shards. Null: 1 with ZeRO, `dp` without."""
+    replicate: Any = None
+    """Hybrid sharding (HSDP): groups of data-parallel ranks that each hold all shards; a number, or `nodes`: shards stay
+    inside a node, however many nodes there are. Null: 1 with ZeRO, `dp` without."""
 
     tp: int = 1
     """Tensor-parallel degree."""

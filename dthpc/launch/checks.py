@@ -13,7 +13,10 @@ from typing import Any
 
 from dthpc.config.schema import Config
 from dthpc.errors import UserError, nearest
+from dthpc.launch.request import Request
+from dthpc.launch.verdicts import Verdict, ok, plural, warning
 
+# What a room checks of its own group of the configuration (`_room_checks`) is not repeated in these tables.
 WORDS = {
     "run.on_change": ("refuse", "accept"),
     "optim.schedule.name": ("constant", "cosine", "linear", "wsd"),
@@ -33,10 +36,6 @@ SMALLEST = {
     "train.eval_every": -1,
     "train.eval_samples": 1,
     "optim.schedule.warmup_steps": 0,
-    "parallel.dp": 1,
-    "parallel.tp": 1,
-    "parallel.pp": 1,
-    "parallel.bucket_mb": 1,
     "checkpoint.every": 0,
     "checkpoint.keep": 0,
     "checkpoint.keep_every": 0,
@@ -78,12 +77,38 @@ def find_mistakes(config: Any) -> list[UserError]:
     return errors
 
 
+def layout_verdicts(config: Any, request: Request) -> list[Verdict]:
+    """What the ranks of the fewest nodes do, and whether tensor parallelism stays inside a node, as it should.
+
+    Args:
+        config: the configuration.
+        request: what it asks of the machine.
+
+    Returns:
+        One verdict; none where the layout has mistakes, which `find_mistakes` tells.
+    """
+    from dthpc.parallel.layout import Layout
+
+    try:
+        layout = Layout.resolve(config, request.ranks)
+    except UserError:
+        return []
+    tasks, stride = request.tasks_per_node, layout.stride("tp")
+    if layout.is_inside_nodes("tp", tasks):
+        return [ok("layout", layout.describe())]
+    inside = [degree for degree in range(1, layout.tp) if layout.tp % degree == 0 and tasks % (degree * stride) == 0]
+    instead = f"parallel.tp={max(inside)}" if inside else "tp last in parallel.order"
+    told = f"{layout.describe()}: tensor parallelism, which talks several times in every layer, crosses nodes"
+    return [warning("layout", f"{told} of {plural(tasks, 'rank')}. Inside a node: {instead}")]
+
+
 def _room_checks() -> list[Callable[[Any], list[UserError]]]:
     # Each room knows what its own part allows; these modules are free of torch.
     from dthpc.models import check as models
-    from dthpc.parallel import layout, precision
+    from dthpc.parallel import check as parallel
+    from dthpc.parallel import precision
 
-    return [models.check, layout.check, precision.check, _text_source]
+    return [models.check, parallel.check, precision.check, _text_source]
 
 
 def _top_level(config: Any) -> Iterator[UserError]:

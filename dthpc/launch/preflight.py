@@ -12,6 +12,7 @@ from typing import Any
 from dthpc.errors import UserError, UserErrors, nearest
 from dthpc.launch import containers
 from dthpc.launch.allocation import fit
+from dthpc.launch.checks import layout_verdicts
 from dthpc.launch.dependencies import dependency_text, unknown_jobs
 from dthpc.launch.request import Request, try_request
 from dthpc.launch.sbatch import option_mistakes, unknown_options
@@ -79,7 +80,7 @@ def judge_launch(
     malformed = {one.key for one in errors}
     for check in checks:
         verdicts.extend(verdict for verdict in check(case) if _SUBJECTS.get(verdict.check) not in malformed)
-    return [*verdicts, *storage_verdicts(cfg)]
+    return [*verdicts, *layout_verdicts(cfg, request), *storage_verdicts(cfg)]
 
 
 def _told(request: Request) -> str:

@@ -8,6 +8,10 @@ from typing import Any
 from dthpc.errors import UserError, nearest
 
 GPT_TARGET = "dthpc.models.gpt.GPT"
+VIT_TARGET = "dthpc.models.vit.ViT"
+CONVNET_TARGET = "dthpc.models.convnet.ConvNet"
+TRANSFORMER_SIZES = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden", "max_seq_len")
+IMAGE_SIZES = ("image_size", "patch_size", "channels", "classes")
 WORDS = {"norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu")}
 
 
@@ -20,10 +24,10 @@ def check(config: Any) -> list[UserError]:
     """Mistakes in `config.model`, alone and against `config.train.seq_len`.
 
     Args:
-        config: the whole configuration. Models other than this package's GPT are not looked into.
+        config: the whole configuration. Models other than this package's transformers are not looked into.
     """
     model = config.model
-    if model.get("_target_") != GPT_TARGET:
+    if model.get("_target_") not in (GPT_TARGET, VIT_TARGET):
         return []
     errors = find_mistakes(model)
     seq_len, longest = config.train.seq_len, model.get("max_seq_len")
@@ -40,7 +44,7 @@ def check(config: Any) -> list[UserError]:
 
 
 def find_mistakes(fields: Mapping[str, Any]) -> list[UserError]:
-    """Mistakes in a GPT's fields; fields that are absent or None are not looked at."""
+    """Mistakes in the fields of a GPT or a ViT; fields that are absent or None are not looked at."""
     errors = _find_bad_values(fields)
     if errors:
         return errors
@@ -75,12 +79,28 @@ def find_mistakes(fields: Mapping[str, Any]) -> list[UserError]:
                 instead=f"model.kv_heads={closest}",
             )
         )
-    return errors
+    return errors + _find_bad_patches(fields.get("image_size"), fields.get("patch_size"))
+
+
+def _find_bad_patches(image: int | None, patch: int | None) -> list[UserError]:
+    if not image or not patch or image % patch == 0:
+        return []
+    fitting = [size for size in range(1, image + 1) if image % size == 0]
+    closest = min(fitting, key=lambda size: abs(size - patch))
+    return [
+        UserError(
+            f"an image of model.image_size={image} pixels a side does not divide into patches of {patch} (remainder "
+            f"{image % patch})",
+            key="model.patch_size",
+            value=patch,
+            instead=f"model.patch_size={closest}, or model.image_size={-(-image // patch) * patch}",
+        )
+    ]
 
 
 def _find_bad_values(fields: Mapping[str, Any]) -> list[UserError]:
     errors = []
-    for name in ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden", "max_seq_len"):
+    for name in (*TRANSFORMER_SIZES, *IMAGE_SIZES):
         value = fields.get(name)
         if value is not None and not _is_size(value):
             errors.append(

@@ -19,10 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dthpc.errors import raise_together
-from dthpc.parallel.check import check, degrees_of
+from dthpc.parallel.check import AXES, check, degrees_of, parallel_of
 from dthpc.parallel.pipeline.names import chunks_of
-
-AXES = ("pp", "replicate", "shard", "cp", "tp")
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,9 @@ class Layout:
             UserError: the degrees do not fit; see `dthpc.parallel.check.check`.
         """
         raise_together(check(config, world_size))
-        parallel = config.parallel
+        parallel = parallel_of(config)
         return cls(
-            **degrees_of(parallel, world_size),
+            **degrees_of(config, world_size),
             zero=parallel.zero,
             sequence_parallel=parallel.sequence_parallel and parallel.tp > 1,
             schedule=parallel.schedule,
@@ -99,8 +97,23 @@ class Layout:
 
     def index(self, rank: int, axis: str) -> int:
         """Position of a rank on an axis."""
-        inner = math.prod(self.degree(other) for other in self.order[self.order.index(axis) + 1 :])
-        return rank // inner % self.degree(axis)
+        return rank // self.stride(axis) % self.degree(axis)
+
+    def stride(self, axis: str) -> int:
+        """Distance between neighbouring ranks on an axis: the product of the degrees inside it."""
+        return math.prod(self.degree(other) for other in self.order[self.order.index(axis) + 1 :])
+
+    def ranks_along(self, rank: int, axis: str) -> range:
+        """The ranks that differ from this one only on an axis, itself among them, in the axis's order."""
+        stride = self.stride(axis)
+        first = rank - self.index(rank, axis) * stride
+        return range(first, first + self.degree(axis) * stride, stride)
+
+    def is_inside_nodes(self, axis: str, tasks_per_node: int) -> bool:
+        """Whether no two ranks that talk along an axis are on different nodes, ranks filling node after node."""
+        # Ranks come in blocks of stride · degree that share the outer axes; a node border inside one cuts a group.
+        block = self.stride(axis) * self.degree(axis)
+        return self.degree(axis) == 1 or self.world_size <= tasks_per_node or tasks_per_node % block == 0
 
     def dp_rank(self, rank: int) -> int:
         """Which share of each global batch a rank works on: `replicate` outside, `shard` inside."""
@@ -115,7 +128,8 @@ class Layout:
         words = []
         if self.pp > 1:
             words.append(f"pp={self.pp} ({self.schedule}{f', {self.chunks} chunks' if self.chunks > 1 else ''})")
-        words.append(f"dp={self.dp}" + (f" ({self.replicate}x{self.shard})" if min(self.replicate, self.shard) > 1 else ""))
+        hybrid = f" ({self.replicate}x{self.shard})" if min(self.replicate, self.shard) > 1 else ""
+        words.append(f"dp={self.dp}{hybrid}")
         words += [f"zero={self.zero}"] if self.zero else []
         words += [f"tp={self.tp}{'+sp' if self.sequence_parallel else ''}"] if self.tp > 1 else []
         return " ".join(words)

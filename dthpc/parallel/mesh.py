@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
@@ -48,18 +50,51 @@ class Mesh:
         return dist.group.WORLD if self.layout.world_size > 1 else None
 
 
-def make_mesh(layout: Layout, device_type: str, rank: int | None = None) -> Mesh:
+def make_mesh(layout: Layout, device_type: str, rank: int | None = None, timeout: timedelta | None = None) -> Mesh:
     """Make the mesh of a layout; collective, `torch.distributed` must be initialised where there are several ranks.
+
+    A rank makes only the groups that it is in, one for each axis, and meets only their members for it: the work does
+    not grow with the number of ranks.
 
     Args:
         layout: the degrees.
         device_type: `cpu` or `cuda`.
         rank: this process; None: what `torch.distributed` says.
+        timeout: of the groups' collectives; None: that of the group of all ranks.
+
+    Raises:
+        ValueError: there are more or fewer ranks than the layout has.
     """
     if layout.world_size == 1:
         return Mesh(layout, 0, device_type, None)
-    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.device_mesh import DeviceMesh
 
+    if dist.get_world_size() != layout.world_size:
+        raise ValueError(f"a layout of {layout.world_size} ranks ({layout.describe()}) on {dist.get_world_size()}")
+    rank = dist.get_rank() if rank is None else rank
+    timeout = timeout or _timeout_of_world(device_type)
     axes = [axis for axis in layout.order if layout.degree(axis) > 1]
-    mesh = init_device_mesh(device_type, tuple(layout.degree(axis) for axis in axes), mesh_dim_names=tuple(axes))
-    return Mesh(layout, dist.get_rank() if rank is None else rank, device_type, mesh)
+    groups = [_make_group(list(layout.ranks_along(rank, axis)), layout.world_size, timeout) for axis in axes]
+    ranks = torch.arange(layout.world_size, dtype=torch.int).view([layout.degree(axis) for axis in axes])
+    # Of one dimension, torch takes the ranks from the group.
+    places: dict[str, Any] = {"group": groups, "mesh": ranks} if len(groups) > 1 else {"group": groups[0]}
+    mesh = DeviceMesh.from_group(device_type=device_type, mesh_dim_names=tuple(axes), **places)
+    return Mesh(layout, rank, device_type, mesh)
+
+
+def _make_group(ranks: list[int], world_size: int, timeout: timedelta | None) -> dist.ProcessGroup:
+    if len(ranks) == world_size:
+        world: Any = dist.group.WORLD
+        return world  # type: ignore[no-any-return]
+    # All ranks make their groups axis by axis, so that those of two axes never wait for each other in a circle.
+    return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)  # type: ignore[no-any-return]
+
+
+def _timeout_of_world(device_type: str) -> timedelta | None:
+    """The timeout of the group of all ranks, which torch does not hand on: its own default is half an hour."""
+    world: Any = dist.group.WORLD
+    try:
+        options = world._get_backend(torch.device(device_type)).options
+    except (AttributeError, RuntimeError):  # a backend without options, as torch's fake one
+        return None
+    return getattr(options, "_timeout", None)
