@@ -115,9 +115,9 @@ def idle_time(
     ranks: int,
     chunks: int,
     micro_batches: int,
-    forward: float,
-    input_backward: float,
-    weight_backward: float,
+    forward: float = 1.0,
+    input_backward: float = 1.0,
+    weight_backward: float = 1.0,
 ) -> float:
     """Time of a step in which a rank does not compute, by the closed formula, with free communication.
 
