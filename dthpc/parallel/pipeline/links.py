@@ -1,0 +1,287 @@
+"""What travels between neighbouring stages: activations forward, their gradients backward, as point-to-point messages.
+
+Both ends derive from the schedule and the sizes of the micro-batches what comes when and how large it is, so a message
+is the bare tensor. Only the form of a stage's output (number format, and all dimensions but the first) is told by a
+message of its own, once for each kind of input. Stages on the same rank hand over without a message.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dthpc.errors import UserError
+from dthpc.parallel.pipeline.schedule import Action, Kind, Schedule
+from dthpc.parallel.pipeline.verify import made_by, needs
+
+AHEAD = 2
+"""Receives that are posted before they are needed: a message travels while the rank computes, and a posted receive
+saves the sender a round trip. Each costs one activation of memory."""
+
+FIRST_TAG = 1 << 20
+"""Tags from here on are the links', so that they share a process group with others."""
+
+MAX_DIMS = 8
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+class Size(NamedTuple):
+    """What every rank of a pipeline knows of a micro-batch without being told."""
+
+    rows: int
+    """Samples."""
+
+    signature: Hashable = ()
+    """Whatever else decides the form of activations, such as the length of the sequences."""
+
+    runs: bool = True
+    """Whether it passes through the stages at all; one without rows may be left out."""
+
+
+class Form(NamedTuple):
+    """How a stage's output looks."""
+
+    dtype: torch.dtype
+    """Its number format."""
+
+    factor: int
+    """Its first dimension for each row of the micro-batch."""
+
+    tail: tuple[int, ...]
+    """Its other dimensions."""
+
+    def empty(self, rows: int, device: torch.device) -> Tensor:
+        """Memory for the output of a micro-batch of that many rows."""
+        return torch.empty((rows * self.factor, *self.tail), dtype=self.dtype, device=device)
+
+
+class Links:
+    """The links of one rank, over any number of steps.
+
+    Messages are named by the action that makes them, a gradient's as `B` also where `I` makes it.
+    """
+
+    def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device) -> None:
+        """Take what stays the same over steps; with NCCL it is collective over the group.
+
+        Args:
+            schedule: the one of training; evaluations may follow another of the same name, ranks and chunks.
+            group: the pipeline's ranks, in order; None for a single rank.
+            device: where activations are.
+        """
+        self._schedule, self._group, self._device = schedule, group, device
+        self._rank = dist.get_rank(group) if group is not None else 0
+        self._channels = _Channels(schedule, group)
+        self._forms: dict[tuple[int, Hashable], Form] = {}
+        self._sizes: Sequence[Size] = ()
+        self._coming: deque[Action] = deque()
+        self._posted: dict[Action, tuple[Any, Tensor]] = {}
+        self._sent: dict[tuple[Action, bool], tuple[Any, Tensor]] = {}
+        self._known = _receipts(schedule, self._rank)
+        self._receipts = self._known
+        self._here: dict[Action, Tensor | None] = {}
+
+    def begin(self, actions: Sequence[Action], sizes: Sequence[Size]) -> None:
+        """Learn what this rank will do, and with micro-batches of which sizes."""
+        self._sizes = sizes
+        self._receipts = self._known if len(sizes) == self._schedule.micro_batches else {}
+        wanted = (needs(self._schedule, action) for action in actions)
+        self._coming = deque(
+            need
+            for need in wanted
+            if need is not None and self._schedule.rank_of(need.stage) != self._rank and sizes[need.micro_batch].runs
+        )
+
+    def receive(self, action: Action) -> Tensor | None:
+        """What an action takes from the stage before it or after it.
+
+        Returns:
+            A tensor that nobody else holds; None where the action takes nothing, or the micro-batch is left out.
+        """
+        need = needs(self._schedule, action)
+        if need is None or not self._sizes[need.micro_batch].runs:
+            return None
+        if self._schedule.rank_of(need.stage) == self._rank:
+            return self._here.pop(need)
+        while self._coming and len(self._posted) <= AHEAD and self._post(must=need not in self._posted):
+            pass
+        work, buffer = self._posted.pop(need)
+        if work is not None:
+            work.wait()
+        for taken in self._receipts.get(need, ()):
+            self._settle(taken)
+        return buffer
+
+    def send(self, action: Action, tensor: Tensor | None) -> None:
+        """Give what an action made to the stage after it or before it; it must not be changed any more.
+
+        Raises:
+            UserError: it is nothing that can travel.
+        """
+        made = made_by(action)
+        target = None if made is None else _taker(self._schedule, made)
+        if made is None or target is None or not self._sizes[made.micro_batch].runs:
+            return
+        if target == self._rank:
+            self._here[made] = tensor
+            return
+        size = self._sizes[made.micro_batch]
+        assert tensor is not None
+        if made.kind is Kind.F:
+            self._tell_form(made, target, tensor)
+        if size.rows:
+            tensor = tensor.contiguous()
+            self._sent[made, False] = self._channels.isend(tensor, target, made), tensor
+
+    def finish(self) -> None:
+        """Wait until everything sent has been taken."""
+        for work, _ in self._sent.values():
+            work.wait()
+        self._sent.clear()
+
+    def abandon(self) -> None:
+        """Forget a step that went wrong; the process group is of no use after it."""
+        for held in (self._sent, self._posted, self._coming, self._here):
+            held.clear()
+
+    def _settle(self, taken: Action) -> None:
+        """Let go of the memory of something that was sent, which is known to have been taken."""
+        for about in (False, True):
+            work, _ = self._sent.pop((taken, about), (None, None))
+            if work is not None:
+                work.wait()
+
+    def _post(self, must: bool) -> bool:
+        """Post the next receive, unless that means waiting to learn its form, which is done only where it must be."""
+        need = self._coming[0]
+        size = self._sizes[need.micro_batch]
+        source = self._schedule.rank_of(need.stage)
+        form = self._forms.get(_boundary(need, size))
+        if form is None:
+            if not must:
+                return False
+            form = self._learn_form(need, source)
+        self._coming.popleft()
+        buffer = form.empty(size.rows, self._device)
+        self._posted[need] = self._channels.irecv(buffer, source, need) if size.rows else None, buffer
+        return True
+
+    def _tell_form(self, made: Action, target: int, output: Tensor) -> None:
+        size = self._sizes[made.micro_batch]
+        known = self._forms.get(_boundary(made, size))
+        form = _form_of(output, size.rows, made.stage)
+        if known is None:
+            shape = [*output.shape, *[0] * (MAX_DIMS - output.dim())]
+            told = torch.tensor([DTYPES.index(output.dtype), output.dim(), *shape], device=self._device)
+            self._sent[made, True] = self._channels.isend(told, target, made, about=True), told
+            if size.rows:
+                self._forms[_boundary(made, size)] = form
+        elif size.rows and form != known:
+            raise UserError(
+                f"stage {made.stage} gave {_words(form)} for each row, and {_words(known)} before, for inputs that "
+                "look alike: the next stage cannot know",
+                key="model._target_",
+                instead="a forward pass whose output's shape follows from its input's",
+            )
+
+    def _learn_form(self, need: Action, source: int) -> Form:
+        size = self._sizes[need.micro_batch]
+        told = torch.empty(2 + MAX_DIMS, dtype=torch.int64, device=self._device)
+        self._channels.irecv(told, source, need, about=True).wait()
+        kind, dims, first, *tail = told.tolist()
+        form = Form(DTYPES[kind], first // max(1, size.rows), tuple(tail[: dims - 1]))
+        if size.rows:
+            self._forms[_boundary(need, size)] = form
+        return form
+
+
+class _Channels:
+    """Sends and receives, each in a channel where both ends use the same order.
+
+    Gloo tells messages apart by tags. NCCL has none, and carries out what it is given in order: there, each chunk and
+    direction gets communicators of its own, in which both ends follow the order of micro-batches, so that a receive
+    that was posted ahead never stands before a send that its neighbour waits for.
+    """
+
+    def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None) -> None:
+        self._schedule, self._group = schedule, group
+        self._own: dict[tuple[Kind, int], dist.ProcessGroup] = {}
+        if group is not None and dist.get_backend(group) == "nccl":
+            ranks = dist.get_process_group_ranks(group)
+            for kind in (Kind.F, Kind.B):
+                for chunk in range(schedule.chunks):
+                    self._own[kind, chunk] = dist.new_group(ranks, backend="nccl", use_local_synchronization=True)
+
+    def isend(self, tensor: Tensor, target: int, made: Action, about: bool = False) -> Any:
+        return dist.isend(tensor, group=self._of(made), group_dst=target, tag=self._tag(made, about))
+
+    def irecv(self, tensor: Tensor, source: int, made: Action, about: bool = False) -> Any:
+        return dist.irecv(tensor, group=self._of(made), group_src=source, tag=self._tag(made, about))
+
+    def _of(self, made: Action) -> dist.ProcessGroup | None:
+        return self._own.get((made.kind, made.stage // self._schedule.ranks), self._group)
+
+    def _tag(self, made: Action, about: bool) -> int:
+        number = made.micro_batch * self._schedule.stages + made.stage
+        return FIRST_TAG + 4 * number + 2 * (made.kind is Kind.B) + about
+
+
+def _taker(schedule: Schedule, made: Action) -> int | None:
+    """The rank that takes what an action made; None for the ends of the pipeline."""
+    stage = made.stage + (1 if made.kind is Kind.F else -1)
+    return schedule.rank_of(stage) if 0 <= stage < schedule.stages else None
+
+
+def _receipts(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
+    """For each message that comes to a rank in training, which of those that it sends its sender has taken by then.
+
+    Gloo cannot be asked whether a message has been taken, and without knowing it a rank would hold everything that it
+    sends until the end of the step.
+    """
+    known: dict[Action, list[Action]] = {}
+    neighbours = {
+        schedule.rank_of(stage + by)
+        for stage in schedule.stages_of(rank)
+        for by in (-1, 1)
+        if 0 <= stage + by < schedule.stages
+    }
+    for neighbour in neighbours - {rank}:
+        taken: list[Action] = []
+        for action in schedule.actions[neighbour]:
+            need, made = needs(schedule, action), made_by(action)
+            if need is not None and schedule.rank_of(need.stage) == rank:
+                taken.append(need)
+            if made is not None and _taker(schedule, made) == rank:
+                known[made], taken = taken, []
+    return known
+
+
+def _boundary(made: Action, size: Size) -> tuple[int, Hashable]:
+    """Between which stages something travels (the earlier one's number), for inputs of that kind."""
+    return made.stage - (made.kind is not Kind.F), size.signature
+
+
+def _form_of(output: Any, rows: int, stage: int) -> Form:
+    why = None
+    if not isinstance(output, Tensor):
+        why = f"stage {stage} gave a {type(output).__name__}"
+    elif output.dtype not in DTYPES or not 1 <= output.dim() <= MAX_DIMS:
+        why = f"stage {stage} gave a {output.dtype} tensor of {output.dim()} dimensions"
+    elif rows and output.shape[0] % rows:
+        why = f"stage {stage} gave {output.shape[0]} rows for a micro-batch of {rows}"
+    if why is not None:
+        raise UserError(
+            f"{why}; between pipeline stages goes one floating-point tensor with the batch in its first dimension",
+            key="model._target_",
+            instead="cut the model where one tensor passes, or parallel.pp=1",
+        )
+    return Form(output.dtype, output.shape[0] // max(1, rows), tuple(output.shape[1:]))
+
+
+def _words(form: Form) -> str:
+    return f"{form.dtype} {[form.factor, *form.tail]}"

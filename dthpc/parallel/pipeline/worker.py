@@ -1,0 +1,252 @@
+"""The worker that trains: runs a rank's chunks of layers forward and backward, one micro-batch at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dthpc.parallel.pipeline.links import Size
+from dthpc.parallel.pipeline.schedule import Action, Kind
+from dthpc.parallel.pipeline.weights import WeightStore
+
+Loss = Callable[[Any, Any], tuple[Tensor, Any]]
+"""Outputs and targets to the sum of losses (scalar) and the number of targets that count."""
+
+
+class Gradients(Protocol):
+    """Where gradients go; `dthpc.parallel.sharding` has the ones of data parallelism."""
+
+    def forward(self, chunk: int) -> AbstractContextManager[Any]:
+        """Around a forward pass of a chunk."""
+
+    def backward(self, chunk: int, last: bool) -> AbstractContextManager[Any]:
+        """Around a pass that adds gradients to a chunk; `last`: the step's last."""
+
+    def ready(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Add a gradient that was computed outside autograd."""
+
+
+class Samples(Protocol):
+    """What random numbers of a forward pass depend on; see `dthpc.models.dropout.DropoutStream`."""
+
+    samples: Any
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One micro-batch; every rank of a pipeline has the same."""
+
+    inputs: Any
+    """Of the first stage: a tensor `[rows, …]` or a nest of them."""
+
+    targets: Any
+    """Of the loss, likewise."""
+
+    rows: int
+    """Samples; may be 0."""
+
+    samples: Any = None
+    """Global sample numbers of the rows."""
+
+
+class ModuleWorker:
+    """Runs chunks of layers. `begin` a step, let `execute` walk the actions, then ask for `loss` and `counted`.
+
+    Between a forward pass and its backward pass it holds the graph and the stage's input, not the output.
+    """
+
+    def __init__(
+        self,
+        chunks: Mapping[int, nn.Module],
+        stages: int,
+        loss: Loss,
+        *,
+        gradients: Gradients | None = None,
+        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        stream: Samples | None = None,
+        store: WeightStore | None = None,
+        run_empty: bool = False,
+    ) -> None:
+        """Take what stays the same over steps.
+
+        Args:
+            chunks: this rank's, each under its stage, in the order in which `gradients` numbers them.
+            stages: over all ranks.
+            loss: of the last stage's outputs.
+            gradients: None: each parameter's `.grad` adds up.
+            autocast: makes the context of forward passes and losses.
+            stream: is told the samples before each pass that may draw random numbers.
+            store: keeps weight gradients between `I` and `W` actions; needed where there are some.
+            run_empty: whether micro-batches without rows run too, because others wait for collectives in them.
+        """
+        self._chunks, self._last, self._loss = dict(chunks), stages - 1, loss
+        self._numbers = {stage: number for number, stage in enumerate(chunks)}
+        self._gradients = gradients if gradients is not None else _Plain()
+        self._autocast, self._stream, self._store, self._run_empty = autocast, stream, store, run_empty
+        self._batches: Sequence[MicroBatch] = ()
+        self._held: dict[tuple[int, int], _Held] = {}
+        self._totals: list[Tensor] = []
+        self._counts: list[Any] = []
+        self.sizes: Sequence[Size] = ()
+
+    def begin(
+        self, batches: Sequence[MicroBatch], actions: Sequence[Action], divisor: Callable[[], float] = lambda: 1.0
+    ) -> None:
+        """Start a step.
+
+        Args:
+            batches: its micro-batches.
+            actions: what this rank will do with them.
+            divisor: by what sums of losses are divided before they are differentiated; called before the step's
+                first backward pass from a loss, and may raise to abandon the step.
+        """
+        self.sizes = [
+            Size(batch.rows, (_signature(batch.inputs), torch.is_grad_enabled()), batch.rows > 0 or self._run_empty)
+            for batch in batches
+        ]
+        self._batches, self._divisor = batches, divisor
+        self._divide_by: float | None = None
+        self._held.clear()
+        self._totals.clear()
+        self._counts.clear()
+        if self._store is not None:
+            self._store.clear()
+        self._final = {action.stage: action for action in actions if action.kind is not Kind.F}
+
+    @property
+    def loss(self) -> float:
+        """Sum of the step's losses; 0 on a rank without the last stage. Waits for the device."""
+        return math.fsum(torch.stack(self._totals).tolist()) if self._totals else 0.0
+
+    @property
+    def counted(self) -> int:
+        """Targets that the step's losses counted."""
+        return sum(int(count) for count in self._counts)
+
+    @property
+    def held(self) -> int:
+        """Forward passes whose graphs are alive."""
+        return len(self._held)
+
+    def forward(self, stage: int, micro_batch: int, x: Tensor | None) -> Tensor | None:
+        """Run a chunk, and the loss after the last; returns its output `[rows, …]`, detached."""
+        batch = self._batches[micro_batch]
+        if not self.sizes[micro_batch].runs:
+            return None
+        if x is not None and torch.is_grad_enabled():
+            x.requires_grad_()
+        self._select(micro_batch)
+        with self._gradients.forward(self._numbers[stage]), self._autocast():
+            output: Tensor = self._chunks[stage](batch.inputs if stage == 0 else x)
+            if stage == self._last:
+                total, count = self._loss(output, batch.targets)
+                self._totals.append(total.detach().reshape(()))
+                self._counts.append(count)
+                self._hold(stage, micro_batch, _Held(x, total, []))
+                return None
+        arriving: list[Tensor] = []
+        end = _End.apply(output, arriving) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
+        self._hold(stage, micro_batch, _Held(x, end, arriving))
+        return output.detach()
+
+    def backward(self, stage: int, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
+        """Differentiate a forward pass; returns the gradient of its input."""
+        last = self._final[stage] == (Kind.B, stage, micro_batch)
+        with self._gradients.backward(self._numbers[stage], last):
+            return self._differentiate(stage, micro_batch, gradient)
+
+    def input_backward(self, stage: int, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
+        """As `backward`; linear layers leave the gradients of their weights."""
+        assert self._store is not None
+        last = self._final[stage] == (Kind.I, stage, micro_batch)
+        with self._gradients.backward(self._numbers[stage], last), self._store.defer((stage, micro_batch)):
+            return self._differentiate(stage, micro_batch, gradient)
+
+    def weight_backward(self, stage: int, micro_batch: int) -> None:
+        """Compute the gradients that `input_backward` left."""
+        assert self._store is not None
+        last = self._final[stage] == (Kind.W, stage, micro_batch)
+        with torch.no_grad(), self._gradients.backward(self._numbers[stage], last):
+            for parameter, gradient in self._store.compute((stage, micro_batch)):
+                self._gradients.ready(parameter, gradient)
+
+    def _differentiate(self, stage: int, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
+        if not self.sizes[micro_batch].runs:
+            return None
+        # A layer that is computed again must draw what it drew.
+        self._select(micro_batch)
+        held = self._held.pop((stage, micro_batch))
+        if stage == self._last:
+            if self._divide_by is None:
+                self._divide_by = self._divisor()
+            (held.end / self._divide_by).backward()  # type: ignore[no-untyped-call]
+        elif held.end.requires_grad:
+            assert gradient is not None
+            held.arriving.append(gradient)
+            held.end.backward()  # type: ignore[no-untyped-call]
+        if held.x is None:
+            return None
+        return held.x.grad if held.x.grad is not None else torch.zeros_like(held.x)
+
+    def _hold(self, stage: int, micro_batch: int, held: _Held) -> None:
+        if torch.is_grad_enabled():
+            self._held[stage, micro_batch] = held
+
+    def _select(self, micro_batch: int) -> None:
+        if self._stream is not None:
+            self._stream.samples = self._batches[micro_batch].samples
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a backward pass starts from."""
+
+    x: Tensor | None
+    end: Tensor
+    arriving: list[Tensor]
+
+
+class _End(torch.autograd.Function):
+    """The end of a stage's graph: a number that stands for the output, whose memory is free once it has been sent."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, arriving: list[Tensor]) -> Tensor:
+        ctx.arriving = arriving
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.arriving.pop(), None
+
+
+class _Plain:
+    """Gradients that add up in `.grad`, for one rank."""
+
+    def forward(self, chunk: int) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def backward(self, chunk: int, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def ready(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        if parameter.grad is None:
+            parameter.grad = gradient
+        else:
+            parameter.grad += gradient
+
+
+def _signature(value: Any) -> Hashable:
+    """Everything about inputs that may decide the form of activations, except their rows."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape[1:])
+    if isinstance(value, dict):
+        return tuple((key, _signature(inner)) for key, inner in value.items())
+    if isinstance(value, (list, tuple)):
+        return tuple(_signature(inner) for inner in value)
+    return None
