@@ -7,7 +7,7 @@ stage before it, and the gradient of its output from the stage after it. One ran
                  layer-wise model parallelism
     1f1b         one forward, one backward (PipeDream-Flush: Narayanan et al. 2021b, figure 4)
     interleaved  1f1b over several chunks of layers on each rank (Narayanan et al. 2021a, section 2.2)
-    zb_h1        1f1b with the weight gradients left for the time of the bubble (Qi et al. 2024, section 2.2, figure 3)
+    zb_h1        1f1b with the weight gradients left for the time of the bubble (Qi et al. 2024, section 2.1, figure 3)
     zbv          two chunks on each rank, laid out as a V, and no bubble where the three kinds of passes take equally
                  long (Qi et al. 2024, section 6, figure 7)
     pipedream    1f1b with an update after each backward pass (Narayanan et al. 2019)

@@ -20,7 +20,7 @@ def test_a_text_picture_names_the_stage_where_a_rank_has_several() -> None:
     schedule = build("zbv", 2, 2, 1)
     assert draw.text(schedule, draw.in_time(schedule)).splitlines() == [
         "rank 0 |0F0|.......|3F0|3I0|3W0|.......|0I0|0W0|",
-        "rank 1 |...|1F0|2F0|.......|2I0|1I0|2W0|1W0|...|",
+        "rank 1 |...|1F0|2F0|.......|2I0|2W0|1I0|1W0|...|",
     ]
 
 
