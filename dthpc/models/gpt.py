@@ -185,17 +185,26 @@ class GPT(nn.Module):
             "head": "vocab_head",
         }
 
-    @torch.no_grad()
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
-        """Fill one parameter with its initial values, drawn from `generator` alone.
+        """Fill one parameter with its initial values, drawn from `generator` alone; see `fill_block_parameter`."""
+        fill_block_parameter(name, parameter, generator, self.layers_total)
 
-        Matrices are normal with deviation 0.02; those that write to the residual stream are scaled down by
-        √(2·layers), so that its variance does not grow with depth (Radford et al. 2019). Norms start at one, biases at
-        zero.
-        """
-        if parameter.dim() < 2:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            return
-        writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
-        std = INIT_STD / math.sqrt(2 * self.layers_total) if writes_residual else INIT_STD
-        parameter.normal_(0.0, std, generator=generator)
+
+@torch.no_grad()
+def fill_block_parameter(name: str, parameter: Tensor, generator: torch.Generator, layers: int) -> None:
+    """Fill one parameter of a transformer with its initial values.
+
+    Matrices are normal with deviation 0.02; those that write to the residual stream are scaled down by √(2·layers), so
+    that its variance does not grow with depth (Radford et al. 2019). Norms start at one, biases at zero.
+
+    Args:
+        name: global name.
+        parameter: the whole parameter.
+        generator: draws the values.
+        layers: number of blocks of the whole model.
+    """
+    if parameter.dim() < 2:
+        parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        return
+    writes_residual = name.endswith(("attention.out.weight", "mlp.down.weight"))
+    parameter.normal_(0.0, INIT_STD / math.sqrt(2 * layers) if writes_residual else INIT_STD, generator=generator)

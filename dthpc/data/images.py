@@ -1,0 +1,102 @@
+"""Small images as training data."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from dthpc.errors import UserError
+
+DIGITS_FILE = "datasets/data/digits.csv.gz"
+SIDE = 8
+BRIGHTEST = 16
+
+
+class Images(Dataset[tuple[Tensor, Tensor]]):
+    """Images in memory, with their classes."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        """Take float32 `[N, C, H, W]` and int64 `[N]`."""
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """One image `[C, H, W]` and its class, an int64 scalar."""
+        return self.images[index], self.labels[index]
+
+
+class Digits:
+    """1,797 handwritten digits of 8x8 pixels that scikit-learn ships (UCI "Optical recognition of handwritten digits").
+
+    Pixels are scaled to [-1, 1].
+    """
+
+    classes = 10
+
+    def __init__(self, held_out_every: int = 5) -> None:
+        """Describe the data; nothing is read yet.
+
+        Args:
+            held_out_every: each n-th image is held out, at least 2.
+        """
+        self.held_out_every = held_out_every
+        self.fingerprint: str | None = None
+        """Stands for all images of both splits, once they are read."""
+        self._whole: Images | None = None
+
+    def prepare(self) -> None:
+        """Read the images.
+
+        Raises:
+            UserError: scikit-learn is not installed, or `held_out_every` is out of range.
+        """
+        if self.held_out_every < 2:
+            raise UserError(
+                "leaves nothing to train on", key="data.held_out_every", value=self.held_out_every, instead="2 or more"
+            )
+        packed = _digits_file().read_bytes()
+        rows = np.loadtxt(gzip.decompress(packed).decode("ascii").splitlines(), delimiter=",", dtype=np.int64, ndmin=2)
+        pixels = torch.from_numpy(rows[:, :-1]).float().view(-1, 1, SIDE, SIDE)
+        self._whole = Images(pixels / (BRIGHTEST / 2) - 1, torch.from_numpy(rows[:, -1].copy()))
+        self.fingerprint = f"{hashlib.blake2b(packed, digest_size=16).hexdigest()}-{self.held_out_every}"
+
+    @property
+    def train(self) -> Images:
+        """Training images."""
+        return self._part(held_out=False)
+
+    @property
+    def valid(self) -> Images:
+        """Held-out images."""
+        return self._part(held_out=True)
+
+    def _part(self, held_out: bool) -> Images:
+        if self._whole is None:
+            self.prepare()
+        assert self._whole is not None
+        chosen = (torch.arange(len(self._whole)) % self.held_out_every == self.held_out_every - 1) == held_out
+        return Images(self._whole.images[chosen], self._whole.labels[chosen])
+
+
+def _digits_file() -> Path:
+    # The file alone: importing scikit-learn would import SciPy, which takes longer than all the rest.
+    package = importlib.util.find_spec("sklearn")
+    for folder in (package.submodule_search_locations or []) if package is not None else []:
+        file = Path(folder) / DIGITS_FILE
+        if file.is_file():
+            return file
+    raise UserError(
+        "the images are a part of scikit-learn, which is not installed here",
+        key="data._target_",
+        value="dthpc.data.images.Digits",
+        instead="pip install 'dthpc[images]', or data=stdlib",
+    )
