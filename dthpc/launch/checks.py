@@ -85,10 +85,12 @@ def layout_verdicts(config: Any, request: Request) -> list[Verdict]:
         request: what it asks of the machine.
 
     Returns:
-        One verdict; none where the layout has mistakes, which `find_mistakes` tells.
+        One verdict; none where values are missing or the layout has mistakes, which `find_mistakes` tells.
     """
     from dthpc.parallel.layout import Layout
 
+    if _missing(config):
+        return []
     try:
         layout = Layout.resolve(config, request.ranks)
     except UserError:

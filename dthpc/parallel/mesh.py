@@ -31,6 +31,9 @@ class Mesh:
     device_mesh: DeviceMesh | None
     """torch's mesh over the axes of degree above 1; None for a single process."""
 
+    everyone: dist.ProcessGroup | None = None
+    """The ranks of this mesh, where they are not all ranks."""
+
     def size(self, axis: str) -> int:
         """Degree of an axis: `pp`, `replicate`, `shard`, `cp` or `tp`."""
         return self.layout.degree(axis)
@@ -46,8 +49,22 @@ class Mesh:
         return self.device_mesh.get_group(axis)
 
     def world(self) -> dist.ProcessGroup | None:
-        """All ranks; None for a single process."""
-        return dist.group.WORLD if self.layout.world_size > 1 else None
+        """All ranks of this mesh; None for a single one."""
+        if self.layout.world_size == 1:
+            return None
+        return self.everyone if self.everyone is not None else dist.group.WORLD
+
+    def island(self) -> Mesh:
+        """The mesh of the ranks that share this rank's place on `replicate`, for replicas that train on their own.
+
+        Collective over all ranks.
+        """
+        layout, places = self.layout, range(self.layout.replicate)
+        members = [[r for r in range(layout.world_size) if layout.index(r, "replicate") == place] for place in places]
+        alone = replace(layout, replicate=1)
+        groups = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in members]
+        mine = self.index("replicate")
+        return replace(self, layout=alone, rank=members[mine].index(self.rank), everyone=groups[mine])
 
 
 def make_mesh(layout: Layout, device_type: str, rank: int | None = None, timeout: timedelta | None = None) -> Mesh:

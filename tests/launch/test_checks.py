@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dthpc.config.compose import read_command_line
-from dthpc.launch.checks import find_mistakes
+from dthpc.launch.checks import find_mistakes, layout_verdicts
+from dthpc.launch.request import read_request
 
 
 def mistakes(*words: str) -> list[str]:
@@ -53,6 +54,14 @@ def test_the_default_run_has_no_mistake() -> None:
         ("+callbacks.mine._target_=no_such_package.Callback", "callbacks.mine"),
         ("model.heads=3", "model.heads"),
         ("data=text", "data.source.path"),
+        ("parallel.tp=0", "parallel.tp=0"),
+        ("parallel.tp=3 cluster.tasks_per_node=3", "model.heads=4 attention heads do not divide"),
+        ("parallel.dp=3", "there are 2 ranks"),
+        ("parallel.zero=4", "ZeRO"),
+        ("parallel.schedule=1f1", "1f1b"),
+        ("precision.loss_scale=-1", "precision.loss_scale"),
+        ("parallel=pp parallel.schedule=pipedream", "train.grad_clip=null"),
+        ("parallel=zero1 optim._target_=torch.optim.Adafactor", "optim._target_=torch.optim.Adafactor"),
         ("data=text data.source.path=/nowhere", "data.source.path=/nowhere"),
     ],
 )
@@ -77,3 +86,48 @@ def test_a_class_in_the_folder_where_the_command_is_typed_is_found(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert mistakes("model._target_=my_models.Net") == []
     assert len(mistakes("model._target_=my_models.Nett")) == 1
+
+
+def verdicts(*words: str) -> list[tuple[str, str]]:
+    ((config, _),), _ = read_command_line(list(words), "test")
+    assert find_mistakes(config) == []
+    return [(verdict.status, verdict.note) for verdict in layout_verdicts(config, read_request(config))]
+
+
+@pytest.mark.parametrize(
+    ("preset", "ranks", "described"),
+    [
+        ("ddp", 2, "dp=2"),
+        ("zero1", 2, "dp=2 zero=1"),
+        ("zero2", 2, "dp=2 zero=2"),
+        ("zero3", 2, "dp=2 zero=3"),
+        ("hsdp", 2, "dp=2 zero=3"),
+        ("tp", 2, "dp=1 tp=2+sp"),
+        ("pp", 2, "pp=2 (1f1b) dp=1"),
+        ("3d", 4, "pp=2 (1f1b) dp=1 zero=1 tp=2+sp"),
+    ],
+)
+def test_every_preset_fits_the_default_run(preset: str, ranks: int, described: str) -> None:
+    assert verdicts(f"parallel={preset}", f"cluster.tasks_per_node={ranks}") == [("ok", described)]
+
+
+def test_every_degree_of_a_preset_can_be_overridden() -> None:
+    words = ["parallel=3d", "parallel.tp=4", "parallel.pp=1", "parallel.zero=2", "parallel.dp=2"]
+    assert verdicts(*words, "cluster.tasks_per_node=8") == [("ok", "dp=2 zero=2 tp=4+sp")]
+
+
+def test_hybrid_sharding_takes_any_number_of_nodes() -> None:
+    words = ["parallel=hsdp", "+cluster=slurm", "cluster.tasks_per_node=4", "train.global_batch=64"]
+    assert verdicts(*words, "cluster.nodes=2-4") == [("ok", "dp=8 (2x4) zero=3")]
+
+
+def test_tensor_parallelism_across_nodes_is_warned_of() -> None:
+    words = ["+cluster=slurm", "cluster.nodes=4", "cluster.tasks_per_node=2"]
+    assert verdicts("parallel.tp=2", *words) == [("ok", "dp=4 tp=2")]
+    ((status, note),) = verdicts("parallel.tp=4", *words)
+    assert status == "warning"
+    assert "dp=2 tp=4: tensor parallelism" in note
+    assert note.endswith("Inside a node: parallel.tp=2")
+    ((status, note),) = verdicts("parallel.tp=2", "parallel.order=[tp,pp,replicate,shard,cp]", *words)
+    assert status == "warning"
+    assert note.endswith("Inside a node: tp last in parallel.order")

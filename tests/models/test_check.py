@@ -39,6 +39,32 @@ def test_each_mistake_is_told_with_its_numbers(model: dict[str, Any], expected: 
     assert expected in found[0]
 
 
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        ({"heads": 5}, "model.heads=5: model.dim=64 does not divide into 5 heads (remainder 4)"),
+        (
+            {"patch_size": 3},
+            "model.patch_size=3: an image of model.image_size=8 pixels a side does not divide into patches of 3 "
+            "(remainder 2). Instead: model.patch_size=2, or model.image_size=9",
+        ),
+        ({"patch_size": 9}, "Instead: model.patch_size=8, or model.image_size=9"),
+        ({"channels": 0}, "model.channels=0: a size is a whole number of at least 1"),
+        ({"classes": -1}, "model.classes=-1: a size"),
+        ({"dropout": -0.1}, "model.dropout=-0.1"),
+    ],
+)
+def test_each_mistake_in_a_vision_transformer_is_told(model: dict[str, Any], expected: str) -> None:
+    fields = {"image_size": 8, "patch_size": 2, "channels": 1, "classes": 10, **model}
+    found = messages(_target_="dthpc.models.vit.ViT", **fields)
+    assert len(found) == 1
+    assert expected in found[0]
+
+
+def test_a_good_vision_transformer_has_no_mistakes() -> None:
+    assert messages(_target_="dthpc.models.vit.ViT", image_size=8, patch_size=4, channels=1, classes=10) == []
+
+
 def test_several_mistakes_are_told_together() -> None:
     assert len(messages(layers=-1, norm="x", dropout=2)) == 3
 
