@@ -1,4 +1,7 @@
-"""Tensors to and from files by torch.distributed.checkpoint, which shards, de-duplicates and reshards them.
+"""Tensors to and from files by torch.distributed.checkpoint, which de-duplicates what several ranks hold.
+
+What to write and to read is told to it by planners of our own, as rectangles of whole tensors: so any cut of a tensor
+over ranks is read into any other. No rank ever holds more than its shares and one stored rectangle.
 
 Imported only when something is saved or loaded: importing torch.distributed.checkpoint takes 0.7 s of a start.
 """
@@ -9,29 +12,32 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.futures import Future
 
 from dthpc.checkpoint.errors import PeerFailure, os_error_within
-from dthpc.checkpoint.manifest import FileRecord
+from dthpc.checkpoint.manifest import FileRecord, TensorRecord
+from dthpc.checkpoint.planners import ReadPlanner, WritePlanner
 from dthpc.checkpoint.ranks import Ranks
+from dthpc.checkpoint.shares import Share
 
 
-def write_tensors(tensors: dict[str, torch.Tensor], folder: Path, ranks: Ranks) -> dict[str, FileRecord]:
-    """Write this rank's share of the tensors into a new folder; collective.
+def write_tensors(shares: Sequence[Share], folder: Path, ranks: Ranks) -> dict[str, FileRecord]:
+    """Write this rank's shares into a new folder; collective.
 
-    A plain tensor that several ranks offer under one name is written once, by the rank with the least to write;
-    of a DTensor each rank writes the shards that it holds. Files are on disk when this returns.
+    A rectangle that several ranks offer is written once, by the rank with the least to write. Together the ranks must
+    offer every element of every tensor. Files are on disk when this returns.
 
     Returns:
         The files that this rank wrote (rank 0 also `.metadata`), with checksums of what was written.
@@ -46,9 +52,9 @@ def write_tensors(tensors: dict[str, torch.Tensor], folder: Path, ranks: Ranks) 
     try:
         with _own_failure_only(ranks):
             save(
-                tensors,
+                {},
                 storage_writer=writer,
-                planner=DefaultSavePlanner(),
+                planner=WritePlanner(shares),
                 process_group=ranks.group,
                 no_dist=ranks.alone,
             )
@@ -60,22 +66,66 @@ def write_tensors(tensors: dict[str, torch.Tensor], folder: Path, ranks: Ranks) 
     return files.records
 
 
-def read_tensors(tensors: dict[str, torch.Tensor], folder: Path, ranks: Ranks) -> None:
-    """Read tensors in place, each rank what its shards need; collective. Errors as in `write_tensors`."""
+class TensorReader(FileSystemReader):
+    """A folder of written tensors; its list of contents is read once."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._metadata: Metadata | None = None
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """What the folder holds."""
+        if self._metadata is None:
+            self._metadata = super().read_metadata(*args, **kwargs)
+        return self._metadata
+
+    def record(self, name: str) -> TensorRecord | None:
+        """Shape and type of a tensor, or `None` where the folder holds no such tensor."""
+        saved = self.read_metadata().state_dict_metadata.get(name)
+        if not isinstance(saved, TensorStorageMetadata):
+            return None
+        return TensorRecord(tuple(saved.size), str(saved.properties.dtype))
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill the targets of a plan; each stored rectangle is read once, however many targets overlap it."""
+        files: dict[str, dict[MetadataIndex, list[ReadItem]]] = {}
+        for item in plan.items:
+            name = self.storage_data[item.storage_index].relative_path
+            files.setdefault(name, {}).setdefault(item.storage_index, []).append(item)
+        for name, stored in files.items():
+            with self.fs.create_stream(Path(self.path) / name, "rb") as stream:
+                for index in sorted(stored, key=lambda index: int(self.storage_data[index].offset)):
+                    _copy(self._load(stream, index), stored[index], planner)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    def _load(self, stream: io.IOBase, index: MetadataIndex) -> torch.Tensor:
+        piece = self._slice_file(stream, self.storage_data[index])
+        loaded: torch.Tensor = torch.load(piece, map_location="cpu", weights_only=True)
+        return loaded
+
+
+def _copy(stored: torch.Tensor, items: list[ReadItem], planner: LoadPlanner) -> None:
+    for item in items:
+        values = stored
+        for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            values = values.narrow(dim, offset, length)
+        target = planner.resolve_tensor(item)
+        target.copy_(values)
+        planner.commit_tensor(item, target)
+
+
+def read_tensors(shares: Sequence[Share], reader: TensorReader, ranks: Ranks) -> None:
+    """Fill shares in place, each rank its own; collective. Errors as in `write_tensors`."""
     with _own_failure_only(ranks):
         load(
-            tensors,
-            storage_reader=FileSystemReader(folder),
-            planner=DefaultLoadPlanner(),
+            {},
+            storage_reader=reader,
+            planner=ReadPlanner(shares),
             process_group=ranks.group,
             no_dist=ranks.alone,
         )
-
-
-def saved_shape(folder: Path, name: str) -> torch.Size | None:
-    """The shape of a tensor in a verified folder, or `None` where it holds no such tensor."""
-    saved = FileSystemReader(folder).read_metadata().state_dict_metadata.get(name)
-    return saved.size if isinstance(saved, TensorStorageMetadata) else None
 
 
 class _ChecksummingFile(io.BufferedWriter):

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dthpc.checkpoint.manifest import TensorRecord
-from dthpc.checkpoint.state import (
-    OptimizerGroup,
-    TrainingState,
-    describe,
-    is_sharded,
-    model_tensors,
-    optimizer_groups,
-)
+from dthpc.checkpoint.optimizers import OptimizerGroup, not_elementwise, optimizer_groups, optimizer_key
+from dthpc.checkpoint.shares import Share, whole
+from dthpc.checkpoint.state import TrainingState, model_shares
 from dthpc.errors import UserError, UserErrors, raise_together
 
 _SHOWN = 5
@@ -24,10 +20,11 @@ _SHOWN = 5
 def expectation(state: TrainingState) -> dict[str, Any]:
     """What a checkpoint must hold for this rank's part of the state, as JSON values."""
     return {
-        "model": {key: [list(record.shape), record.dtype] for key, record in describe(model_tensors(state)).items()},
-        "optimizer": {name: group.kind for group in optimizer_groups(state) for name in group.parameters},
+        "model": {share.name: [list(share.shape), share.record.dtype] for share in model_shares(state)},
+        "optimizer": {piece.name: group.kind for group in optimizer_groups(state) for piece in group.pieces},
         "scalars": sorted(state.scalars),
         "stateful": sorted(state.stateful),
+        "extra": sorted(state.extra),
     }
 
 
@@ -56,7 +53,7 @@ def check_match(
     Args:
         path: the checkpoint, for the message.
         expected: the different expectations among the ranks; together they are the whole state.
-        tensors: the tensors of the checkpoint, by key.
+        tensors: the tensors of the checkpoint that are for this rank's replica, by the keys of the state.
         records: its JSON part: `scalars`, `stateful`, `optimizer`.
 
     Raises:
@@ -102,61 +99,76 @@ def _text(record: list[Any]) -> str:
     return f"{dtype} {tuple(shape)}"
 
 
-def optimizer_targets(state: TrainingState, tensors: Mapping[str, TensorRecord]) -> dict[str, torch.Tensor]:
-    """Tensors to load the saved optimizer state of this rank's parameters into, by key.
+@dataclass(frozen=True)
+class OptimizerTarget:
+    """Room for one saved tensor of an optimizer's state."""
+
+    piece: Share
+    """The parameter."""
+    entry: str
+    """Its name in the optimizer's state."""
+    share: Share
+    """The room, under the key that the state has for it."""
+
+
+def optimizer_targets(state: TrainingState, tensors: Mapping[str, TensorRecord]) -> list[OptimizerTarget]:
+    """Room to load the saved optimizer state of this rank's pieces into, cut like them.
 
     What the optimizer already keeps in the right shape and type is filled in place; the rest is allocated here and
-    given to it by `fill_optimizer`. So an optimizer that shards its state itself makes that state before a restore.
+    given to it by `fill_optimizer`.
     """
-    groups = {name: group for group in optimizer_groups(state) for name in group.parameters}
-    targets = {}
+    entries: dict[str, dict[str, TensorRecord]] = {}
     for key, record in tensors.items():
-        if not key.startswith("optim."):
-            continue
-        name, _, entry = key.removeprefix("optim.").rpartition(".")
-        if name in groups:
-            targets[key] = _target(groups[name], name, entry, record)
-    return targets
+        if key.startswith("optim."):
+            name, _, entry = key.removeprefix("optim.").rpartition(".")
+            entries.setdefault(name, {})[entry] = record
+    return [
+        OptimizerTarget(piece, entry, _room(state, group, piece, entry, record))
+        for group in optimizer_groups(state)
+        for piece in group.pieces
+        for entry, record in entries.get(piece.name, {}).items()
+    ]
 
 
-def _target(group: OptimizerGroup, name: str, entry: str, record: TensorRecord) -> torch.Tensor:
-    parameter = group.parameters[name]
-    live = group.optimizer.state.get(parameter, {}).get(entry)
-    if isinstance(live, torch.Tensor) and describe({"": live}) == {"": record}:
-        return live.detach()
+def _room(state: TrainingState, group: OptimizerGroup, piece: Share, entry: str, record: TensorRecord) -> Share:
+    key = optimizer_key(piece.name, entry)
     dtype = getattr(torch, record.dtype.removeprefix("torch."))
-    if entry == "step":
-        # torch keeps the step on the CPU unless the whole update runs on the device.
-        on_device = group.options.get("capturable") or group.options.get("fused")
-        return torch.empty(record.shape, dtype=dtype, device=parameter.device if on_device else "cpu")
-    if record.shape == tuple(parameter.shape):
-        return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-    if is_sharded(parameter) and record.shape:
-        raise UserError(
-            f"{entry} of {name} has the shape {record.shape}, the parameter {tuple(parameter.shape)}: "
-            "how it is sharded cannot be told",
-            key="optimizer",
-            value=group.kind,
-            instead="let the optimizer make its state before the restore",
-        )
-    return torch.empty(record.shape, dtype=dtype, device=parameter.device)
+    live = group.kept(piece).get(entry)
+    if not isinstance(live, torch.Tensor) or live.dtype != dtype:
+        live = None
+    # torch keeps a step of no dimension for a parameter of any.
+    if record.shape == piece.shape and not (entry == "step" and record.shape == ()):
+        if live is not None and live.numel() == piece.numel:
+            return piece.holding(key, live)
+        allocate = state.allocate or _beside
+        return piece.holding(key, allocate(piece.tensor.detach(), dtype))
+    if record.shape and not piece.is_whole:
+        raise not_elementwise(piece, entry, record.shape, group.kind)
+    if live is not None and tuple(live.shape) == record.shape:
+        return whole(key, live)
+    # torch keeps the step on the CPU unless the whole update runs on the device.
+    on_device = entry != "step" or group.options.get("capturable") or group.options.get("fused")
+    return whole(key, torch.empty(record.shape, dtype=dtype, device=piece.tensor.device if on_device else "cpu"))
 
 
-def fill_optimizer(state: TrainingState, targets: Mapping[str, torch.Tensor], records: list[dict[str, Any]]) -> None:
+def _beside(piece: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(piece, dtype=dtype)
+
+
+def fill_optimizer(state: TrainingState, targets: Sequence[OptimizerTarget], records: list[dict[str, Any]]) -> None:
     """Give the optimizers their loaded tensors, their other state and their options."""
     by_name = {name: record for record in records for name in record["params"]}
-    entries: dict[str, dict[str, Any]] = {}
-    for key, tensor in targets.items():
-        name, _, entry = key.removeprefix("optim.").rpartition(".")
-        entries.setdefault(name, {})[entry] = tensor
+    loaded: dict[int, dict[str, Any]] = {}
+    for target in targets:
+        loaded.setdefault(id(target.piece.tensor), {})[target.entry] = target.share.tensor.detach()
     for group in optimizer_groups(state):
-        for name, parameter in group.parameters.items():
-            kept = {**entries.get(name, {}), **by_name[name]["state"].get(name, {})}
-            group.optimizer.state.pop(parameter, None)
+        for piece in group.pieces:
+            kept = {**loaded.get(id(piece.tensor), {}), **by_name[piece.name]["state"].get(piece.name, {})}
+            group.optimizer.state.pop(piece.tensor, None)
             if kept:
-                group.optimizer.state[parameter] = kept
-        if group.parameters:
-            _set_options(group.options, by_name[next(iter(group.parameters))]["options"])
+                group.optimizer.state[piece.tensor] = kept
+        if group.pieces:
+            _set_options(group.options, by_name[group.pieces[0].name]["options"])
 
 
 def check_groups(state: TrainingState, records: list[dict[str, Any]]) -> None:
@@ -164,8 +176,8 @@ def check_groups(state: TrainingState, records: list[dict[str, Any]]) -> None:
     by_name = {name: record["options"] for record in records for name in record["params"]}
     errors = []
     for number, group in enumerate(optimizer_groups(state)):
-        options = [by_name[name] for name in group.parameters]
-        odd = [name for name, each in zip(group.parameters, options, strict=True) if each != options[0]]
+        names = [piece.name for piece in group.pieces]
+        odd = [name for name in names if by_name[name] != by_name[names[0]]]
         if odd:
             errors.append(
                 UserError(

@@ -26,7 +26,7 @@ def capture() -> torch.Tensor:
     return torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
 
 
-def empty(shape: torch.Size) -> torch.Tensor:
+def empty(shape: tuple[int, ...]) -> torch.Tensor:
     """Room for a captured state that was saved with a shape."""
     return torch.empty(shape, dtype=torch.uint8)
 

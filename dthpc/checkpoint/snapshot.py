@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from dthpc.checkpoint import rng
 from dthpc.checkpoint.manifest import TensorRecord
+from dthpc.checkpoint.optimizers import group_records, merge_group_records, scalar_records
 from dthpc.checkpoint.ranks import Ranks
-from dthpc.checkpoint.state import (
-    TrainingState,
-    describe,
-    group_records,
-    is_sharded,
-    model_tensors,
-    named_buffers,
-    optimizer_tensors,
-    scalar_records,
-)
+from dthpc.checkpoint.replicas import own_key, state_shares
+from dthpc.checkpoint.shares import Share, whole
+from dthpc.checkpoint.state import TrainingState, buffer_shares
 from dthpc.errors import UserError
 
 
@@ -29,12 +21,13 @@ class Snapshot:
 
     step: int
     """Optimizer updates done."""
-    tensors: dict[str, torch.Tensor]
-    """This rank's tensors by key; those that are not copies change with the next step."""
+    shares: list[Share]
+    """This rank's shares by key; those whose tensors are not copies change with the next step."""
     described: dict[str, TensorRecord]
-    """All shared tensors of all ranks."""
+    """All tensors that ranks share."""
     records: dict[str, Any]
-    """The JSON part of the state: `scalars`, `stateful`, `optimizer`; the same on every rank."""
+    """The JSON part of the state: `scalars`, `stateful`, `optimizer`, `layout`, `replicas`, and the names of `extra`;
+    the same on every rank."""
 
 
 def snapshot(state: TrainingState, step: int, ranks: Ranks, *, copy: bool = False) -> Snapshot:
@@ -50,20 +43,19 @@ def snapshot(state: TrainingState, step: int, ranks: Ranks, *, copy: bool = Fals
         UserError: the state cannot be saved, or the ranks do not agree on what it is.
     """
     what = f"taking the state of step {step}"
-    tensors, account = ranks.together(what, lambda: _local(state, step))
+    shares, account = ranks.together(what, lambda: _local(state, step))
     parts = ranks.distinct(account)
     described, records = ranks.together(what, lambda: _merge([part for _, part in parts]))
-    for name in named_buffers(state):
-        # Buffers such as running means may differ between replicas; DDP goes on with the first rank's.
-        key = f"model.{name}"
-        owner = next(rank for rank, part in parts if key in part["tensors"])
-        if owner != ranks.rank and not is_sharded(tensors[key]):
-            del tensors[key]
+    # Buffers such as running means may differ between copies; training goes on with the first rank's.
+    owners = {key: rank for rank, part in reversed(parts) for key in part["tensors"]}
+    buffers = {own_key(share.name, state.replica) for share in buffer_shares(state)}
+    shares = [share for share in shares if share.name not in buffers or owners[share.name] == ranks.rank]
+    shares += [whole(extra_key(ranks.rank, name), tensor) for name, tensor in state.extra.items()]
     if state.rng:
-        tensors[rng_key(ranks.rank)] = rng.capture()
+        shares.append(whole(rng_key(ranks.rank), rng.capture()))
     if copy:
-        tensors = {key: tensor.clone() for key, tensor in tensors.items()}
-    return Snapshot(step, tensors, described, records)
+        shares = [replace(share, tensor=share.tensor.detach().clone()) for share in shares]
+    return Snapshot(step, shares, described, records)
 
 
 def rng_key(rank: int) -> str:
@@ -71,15 +63,22 @@ def rng_key(rank: int) -> str:
     return f"rng.{rank:05d}"
 
 
-def _local(state: TrainingState, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """This rank's tensors, and an account of its part of the state as JSON values."""
-    tensors = {**model_tensors(state), **optimizer_tensors(state)}
-    shapes = {key: [list(record.shape), record.dtype] for key, record in describe(tensors).items()}
-    return tensors, {
+def extra_key(rank: int, name: str) -> str:
+    """The key of a tensor that belongs to one rank."""
+    return f"extra.{rank:05d}.{name}"
+
+
+def _local(state: TrainingState, step: int) -> tuple[list[Share], dict[str, Any]]:
+    """This rank's shares, and an account of its part of the state as JSON values."""
+    shares = state_shares(state)
+    return shares, {
         "step": step,
-        "tensors": shapes,
+        "layout": state.layout,
+        "replicas": 0 if state.replica is None else state.replica.count,
+        "tensors": {share.name: [list(share.shape), share.record.dtype] for share in shares},
         **scalar_records(state),
         "optimizer": group_records(state),
+        "extra": sorted(state.extra),
     }
 
 
@@ -87,24 +86,17 @@ def _merge(accounts: list[dict[str, Any]]) -> tuple[dict[str, TensorRecord], dic
     """One account of the whole state from the different ones among the ranks."""
     first = accounts[0]
     shapes: dict[str, Any] = {}
-    groups: list[dict[str, Any]] = []
+    same = ("scalars", "stateful", "layout", "replicas")
     for account in accounts:
-        for key in ("step", "scalars", "stateful"):
+        for key in ("step", *same):
             if account[key] != first[key]:
                 raise UserError("the ranks do not hold the same value", key=key, value=account[key])
         for key, shape in account["tensors"].items():
             if shapes.setdefault(key, shape) != shape:
-                raise UserError("the ranks hold it in different shapes or types", key=key, value=shape)
-        groups += [group for group in account["optimizer"] if group not in groups]
-    _refuse_twofold(groups)
+                raise UserError(f"the ranks hold {key} in different shapes or types", key="model", value=shape)
     described = {key: TensorRecord(tuple(shape), dtype) for key, (shape, dtype) in shapes.items()}
-    return described, {"scalars": first["scalars"], "stateful": first["stateful"], "optimizer": groups}
-
-
-def _refuse_twofold(groups: list[dict[str, Any]]) -> None:
-    seen: set[str] = set()
-    for group in groups:
-        for name in group["params"]:
-            if name in seen:
-                raise UserError("the ranks differ in its optimizer options or state", key="optimizer", value=name)
-            seen.add(name)
+    return described, {
+        **{key: first[key] for key in same},
+        "optimizer": merge_group_records([account["optimizer"] for account in accounts]),
+        "extra": sorted({name for account in accounts for name in account["extra"]}),
+    }

@@ -1,8 +1,11 @@
 """What a checkpoint holds: the state of a training job under names that do not depend on the layout.
 
-    model.<name>             parameters and persistent buffers, by fully qualified global name
-    optim.<name>.<entry>     tensors that an optimizer keeps for the parameter of that name, such as `exp_avg`
-    rng.<rank>               the random number generators of one rank
+    model.<name>                parameters and persistent buffers, by fully qualified global name
+    optim.<name>.<entry>        tensors that an optimizer keeps for the parameter of that name, such as `exp_avg`
+    outer.<kind>.<name>         what replicas that train by themselves share: `anchor`, `momentum`
+    replica.<k>.model.<name>    … and what each of them has of its own, `replica.<k>.optim.<name>.<entry>` too
+    rng.<rank>                  the random number generators of one rank
+    extra.<rank>.<name>         other tensors of one rank, of use only in the same layout
 
 Everything that is no tensor (samples, schedule, optimizer options) is JSON, which people can read.
 The optimizer is read and filled directly: torch's `get_optimizer_state_dict` runs a dummy step before the first one,
@@ -11,8 +14,7 @@ and `Optimizer.load_state_dict` casts fp32 state to the type of a bf16 parameter
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,12 +22,10 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dthpc.checkpoint.manifest import TensorRecord
+from dthpc.checkpoint.shares import Share, whole
 from dthpc.errors import UserError
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-# How an update is computed, not what it computes: a job may change these between attempts.
-_IMPLEMENTATION = frozenset({"params", "foreach", "fused", "capturable", "differentiable"})
 
 
 class Stateful(Protocol):
@@ -37,19 +37,46 @@ class Stateful(Protocol):
 
 
 @dataclass
+class Replica:
+    """One of several replicas whose parameters and optimizers go ways of their own between meetings."""
+
+    index: int
+    """Which one this rank belongs to."""
+
+    count: int
+    """How many there are."""
+
+    shared: dict[str, Sequence[torch.Tensor]]
+    """What is equal on all replicas, by kind: for each piece of the state a tensor cut like it. `anchor` holds the
+    parameters as of the last meeting; of any other kind zeros are a state to begin from."""
+
+
+@dataclass
 class TrainingState:
     """The live objects of a job that are saved, and that a restore fills in place."""
 
     model: nn.Module | Sequence[nn.Module]
-    """The model, or the chunks of it that this rank holds; wrapped by DDP, sharded by FSDP2, or plain."""
+    """The model, or the chunks of it that this rank holds; plain or wrapped by DDP. Gives the persistent buffers."""
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] = ()
-    """The optimizer or optimizers; each of their parameters belongs to the model."""
+    """The optimizer or optimizers; each of their parameters is the tensor of a piece."""
     scalars: dict[str, Any] = field(default_factory=dict)
     """JSON values, the same on all ranks, such as the samples consumed; a restore updates this dict."""
     stateful: dict[str, Stateful] = field(default_factory=dict)
     """Further objects with a state, by name; the same on all ranks."""
     rng: bool = True
     """Whether the random number generators of each rank belong to the state."""
+    pieces: Sequence[Share] | None = None
+    """What this rank holds of the parameters, under their global names; `None`: each parameter of `model`, whole."""
+    layout: str = ""
+    """The layout in words. Random numbers and `extra` come back only where it is the one that was saved; empty: where
+    the number of ranks is."""
+    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Tensors of this rank alone, such as the error feedback of compressed gradients."""
+    replica: Replica | None = None
+    """Where replicas train by themselves: the one that this rank belongs to."""
+    allocate: Callable[[torch.Tensor, torch.dtype], torch.Tensor] | None = None
+    """Makes room for what an optimizer keeps for a piece: gets the piece's tensor and a type, and returns a tensor of
+    its shape; `None`: beside the piece's tensor."""
 
     def modules(self) -> list[nn.Module]:
         """The chunks of the model, without DDP around them."""
@@ -61,10 +88,25 @@ class TrainingState:
         one = isinstance(self.optimizer, torch.optim.Optimizer)
         return [self.optimizer] if one else list(self.optimizer)  # type: ignore[arg-type, list-item]
 
+    def parameters(self) -> Sequence[Share]:
+        """This rank's shares of the parameters, under their global names."""
+        if self.pieces is not None:
+            return self.pieces
+        return [whole(name, parameter) for name, parameter in named_parameters(self).items()]
+
 
 def named_parameters(state: TrainingState) -> dict[str, nn.Parameter]:
-    """The parameters by global name; a parameter with two names (tied embeddings) goes by the first."""
-    return _unique((name, value) for module in state.modules() for name, value in module.named_parameters())
+    """The parameters of the modules by global name; one with two names (tied embeddings) goes by the first."""
+    named = _unique((name, value) for module in state.modules() for name, value in module.named_parameters())
+    for name, parameter in named.items():
+        if hasattr(parameter, "device_mesh"):
+            raise UserError(
+                f"the parameter {name} is a DTensor, whose cut a checkpoint does not know",
+                key="model",
+                value=type(parameter).__name__,
+                instead="shard with dthpc.parallel, or describe the local shards as pieces (dthpc.checkpoint.shares)",
+            )
+    return named
 
 
 def named_buffers(state: TrainingState) -> dict[str, torch.Tensor]:
@@ -97,113 +139,24 @@ def _unique(items: Iterator[tuple[str, Any]]) -> dict[str, Any]:
     return named
 
 
-def model_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by key, sharing memory with the model."""
-    tensors = {f"model.{name}": value.detach() for name, value in named_parameters(state).items()}
-    tensors.update((f"model.{name}", value.detach()) for name, value in named_buffers(state).items())
-    return tensors
+def buffer_shares(state: TrainingState) -> list[Share]:
+    """The persistent buffers under their keys, sharing memory with the model."""
+    return [whole(f"model.{name}", value) for name, value in named_buffers(state).items()]
 
 
-def optimizer_tensors(state: TrainingState) -> dict[str, torch.Tensor]:
-    """The tensors that the optimizers keep, by key, sharing memory with them; none before the first step."""
-    tensors = {}
-    for group in optimizer_groups(state):
-        for name, parameter in group.parameters.items():
-            for entry, value in group.optimizer.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    tensors[optimizer_key(name, entry)] = value.detach()
-    return tensors
+def model_shares(state: TrainingState) -> list[Share]:
+    """Parameters and buffers under their keys, sharing memory with the model."""
+    parameters = [each.holding(f"model.{each.name}", each.tensor) for each in state.parameters()]
+    return parameters + buffer_shares(state)
 
 
-def optimizer_key(name: str, entry: str) -> str:
-    """The key of what an optimizer keeps for a parameter; the last dot parts the two names."""
-    if "." in str(entry):
-        raise UserError("optimizer state must have no dots in its names", key="optimizer", value=entry)
-    return f"optim.{name}.{entry}"
-
-
-@dataclass(frozen=True)
-class OptimizerGroup:
-    """One parameter group of a live optimizer, its parameters named."""
-
-    optimizer: torch.optim.Optimizer
-    """The optimizer that holds it."""
-    options: dict[str, Any]
-    """The live dict of the group: learning rate, betas, …, `params`."""
-    parameters: dict[str, nn.Parameter]
-    """Its parameters by global name, in their order."""
-
-    @property
-    def kind(self) -> str:
-        """The name of the optimizer's class."""
-        return type(self.optimizer).__name__
-
-
-def optimizer_groups(state: TrainingState) -> list[OptimizerGroup]:
-    """The parameter groups of all optimizers; raises `UserError` for a parameter the model does not have."""
-    names = {id(parameter): name for name, parameter in named_parameters(state).items()}
-    groups = []
-    for optimizer in state.optimizers():
-        for number, options in enumerate(optimizer.param_groups):
-            named = {names.get(id(parameter), ""): parameter for parameter in options["params"]}
-            if "" in named:
-                raise UserError(
-                    f"group {number} holds a parameter that is not in the model and so has no name",
-                    key="optimizer",
-                    value=type(optimizer).__name__,
-                    instead="make the optimizer from the model's parameters, after wrapping and sharding it",
-                )
-            groups.append(OptimizerGroup(optimizer, options, named))
-    return groups
-
-
-def group_records(state: TrainingState) -> list[dict[str, Any]]:
-    """The optimizer groups as JSON values: class, parameter names, options, and state that is no tensor."""
-    records = []
-    for group in optimizer_groups(state):
-        options = {key: _plain(value) for key, value in group.options.items() if key not in _IMPLEMENTATION}
-        entries = {}
-        for name, parameter in group.parameters.items():
-            kept = group.optimizer.state.get(parameter, {})
-            plain = {key: value for key, value in kept.items() if not isinstance(value, torch.Tensor)}
-            if plain:
-                entries[name] = plain
-        names = list(group.parameters)
-        records.append({"class": group.kind, "params": names, "options": options, "state": entries})
-    jsonable: list[dict[str, Any]] = as_json(records, "optimizer")
-    return jsonable
-
-
-def scalar_records(state: TrainingState) -> dict[str, Any]:
-    """Scalars and the states of further objects as JSON values."""
-    stateful = {name: each.state_dict() for name, each in state.stateful.items()}
-    return {
-        "scalars": as_json(state.scalars, "scalars"),
-        "stateful": {name: as_json(value, name) for name, value in stateful.items()},
-    }
-
-
-def describe(tensors: dict[str, torch.Tensor]) -> dict[str, TensorRecord]:
-    """Global shapes and types."""
-    return {key: TensorRecord(tuple(tensor.shape), str(tensor.dtype)) for key, tensor in tensors.items()}
-
-
-def is_sharded(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a DTensor; asked without importing DTensor, which costs a start half a second."""
-    return hasattr(tensor, "device_mesh")
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-
-
-def as_json(value: Any, key: str) -> Any:
-    """A value as it comes back from JSON (tuples become lists); raises `UserError` under `key` where it cannot."""
-    try:
-        return json.loads(json.dumps(value))
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f"its state cannot be saved as JSON ({error})",
-            key=key,
-            instead="numbers, strings, lists and dicts; tensors belong to the model or its optimizer",
-        ) from error
+def outer_shares(state: TrainingState) -> list[Share]:
+    """What replicas share, under its keys; none where there is one model."""
+    if state.replica is None:
+        return []
+    pieces = state.parameters()
+    return [
+        piece.holding(f"outer.{kind}.{piece.name}", tensor)
+        for kind, tensors in state.replica.shared.items()
+        for piece, tensor in zip(pieces, tensors, strict=True)
+    ]

@@ -18,8 +18,8 @@ from typing import Any
 import torch.distributed as dist
 
 from dthpc.checkpoint import commit as protocol
-from dthpc.checkpoint import fill, rng
 from dthpc.checkpoint.errors import CheckpointError
+from dthpc.checkpoint.load import RECORDS_NAME, load
 from dthpc.checkpoint.manifest import (
     Checkpoint,
     FileRecord,
@@ -34,12 +34,11 @@ from dthpc.checkpoint.manifest import (
     verify_contents,
     verify_names,
 )
+from dthpc.checkpoint.optimizers import as_json
 from dthpc.checkpoint.ranks import Ranks
-from dthpc.checkpoint.snapshot import Snapshot, rng_key, snapshot
-from dthpc.checkpoint.state import TrainingState, as_json, model_tensors
+from dthpc.checkpoint.snapshot import Snapshot, snapshot
+from dthpc.checkpoint.state import TrainingState
 from dthpc.errors import UserError
-
-RECORDS_NAME = "records.json"
 
 
 @dataclass(frozen=True)
@@ -71,11 +70,14 @@ class RestoreInfo:
     rejected: tuple[Rejected, ...]
     """Newer checkpoints that were passed over, newest first, with the reasons."""
     world_size: int
-    """Ranks that had written it; if as many as now, each got its own random numbers back, else a new stream."""
+    """Ranks that had written it; if they had the layout of now, each got its own random numbers back, else a new
+    stream."""
     seconds: float
     """Wall time of the whole restore on this rank."""
     bytes: int
     """Bytes of all its files but the manifest."""
+    notes: tuple[str, ...] = ()
+    """What did not come back as it was saved, one sentence each."""
 
 
 def save(
@@ -140,7 +142,7 @@ def write(taken: Snapshot, partial: Path, ranks: Ranks) -> dict[str, FileRecord]
     from dthpc.checkpoint.dcp import write_tensors
 
     def own() -> dict[str, FileRecord]:
-        files = write_tensors(taken.tensors, partial, ranks)
+        files = write_tensors(taken.shares, partial, ranks)
         if ranks.rank == 0:
             path = partial / RECORDS_NAME
             protocol.write_synced(path, json.dumps(taken.records, indent=1).encode() + b"\n")
@@ -198,9 +200,10 @@ def restore(
     rejected: list[Rejected] = []
     for checkpoint in ranks.first(f"listing {root}", lambda: _candidates(root)):
         manifest, problems = verify_together(checkpoint.path, ranks)
+        notes: tuple[str, ...] = ()
         if manifest is not None and not problems:
             try:
-                _load(checkpoint.path, manifest, state, expect_meta or {}, ranks)
+                notes = load(checkpoint.path, manifest, state, expect_meta or {}, ranks)
             except CheckpointError as error:
                 problems = [str(error)]
         if manifest is not None and not problems:
@@ -213,6 +216,7 @@ def restore(
                 manifest.world_size,
                 seconds,
                 manifest.total_bytes,
+                notes,
             )
         rejected.append(Rejected(checkpoint, tuple(problems)))
     if rejected:
@@ -251,36 +255,3 @@ def _read_and_list(path: Path) -> tuple[Manifest | None, list[str]]:
     except ManifestError as error:
         return None, [str(error)]
     return manifest, verify_names(path, manifest)
-
-
-def _load(path: Path, manifest: Manifest, state: TrainingState, expect_meta: Mapping[str, Any], ranks: Ranks) -> None:
-    """Match, read and fill; collective. `UserError` before anything is changed, `CheckpointError` if reading fails."""
-    from dthpc.checkpoint.dcp import read_tensors, saved_shape
-
-    what = f"loading {path}"
-    records = ranks.first(what, lambda: json.loads((path / RECORDS_NAME).read_bytes()))
-    expected = [part for _, part in ranks.distinct(ranks.together(what, lambda: fill.expectation(state)))]
-
-    def match() -> dict[str, Any]:
-        fill.check_meta(str(path), as_json(dict(expect_meta), "expect_meta"), manifest.meta)
-        fill.check_match(str(path), expected, manifest.tensors, records)
-        fill.check_groups(state, records["optimizer"])
-        return fill.optimizer_targets(state, manifest.tensors)
-
-    def read() -> None:
-        tensors = {**model_tensors(state), **targets}
-        if captured is not None:
-            tensors[stream] = captured
-        read_tensors(tensors, path, ranks)
-
-    targets = ranks.together(what, match)
-    same_layout = manifest.world_size == ranks.size
-    stream = rng_key(ranks.rank if same_layout else 0)
-    shape = ranks.together(what, lambda: saved_shape(path, stream)) if state.rng else None
-    captured = None if shape is None else rng.empty(shape)
-    ranks.together(what, read)
-    fill.fill_optimizer(state, targets, records["optimizer"])
-    fill.fill_scalars(state, records)
-    # Last, so that nothing of the loading draws from the restored streams.
-    if captured is not None:
-        rng.apply(captured) if same_layout else rng.reseed(captured, ranks.rank)

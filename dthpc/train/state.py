@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from dthpc.checkpoint.state import TrainingState
+from dthpc.checkpoint.shares import Share
+from dthpc.checkpoint.state import Replica, Stateful, TrainingState
+
+if TYPE_CHECKING:
+    from dthpc.parallel.model import ParallelModel
+    from dthpc.parallel.offload import Offload
+    from dthpc.parallel.parts import Part, Piece
 
 
 @dataclass
@@ -30,6 +37,61 @@ class TrainState:
         self.step, self.samples = state_dict["step"], state_dict["samples"]
 
 
-def checkpoint_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> TrainingState:
-    """The live objects that a checkpoint is made of, and that a restore fills in place."""
-    return TrainingState(model, optimizer, stateful={"train": state})
+def checkpoint_state(
+    model: nn.Module | ParallelModel,
+    optimizer: torch.optim.Optimizer,
+    state: TrainState,
+    scaler: Stateful | None = None,
+    outer: Replica | None = None,
+    *,
+    extra: dict[str, torch.Tensor] | None = None,
+    offload: Offload | None = None,
+) -> TrainingState:
+    """The live objects that a checkpoint is made of, and that a restore fills in place.
+
+    After a restore the pieces hold the saved values; `shards.publish()` then gives them to the parameters.
+
+    Args:
+        model: on its mesh; or a plain module, each parameter of which is a piece.
+        optimizer: made from the tensors of the model's pieces.
+        state: how far training has come.
+        scaler: the loss scale of fp16, if its history belongs to the state.
+        outer: with asynchronous data parallelism, the replica of this rank and what all replicas share.
+        extra: tensors of this rank alone, such as the error feedback of compressed gradients.
+        offload: places what the optimizer keeps.
+    """
+    stateful: dict[str, Stateful] = {"train": state}
+    if scaler is not None:
+        stateful["scaler"] = scaler
+    if isinstance(model, nn.Module):
+        return TrainingState(model, optimizer, stateful=stateful, replica=outer, extra=extra or {})
+    return TrainingState(
+        model.chunks,
+        optimizer,
+        stateful=stateful,
+        pieces=shares_of(model.shards.pieces),
+        layout=model.mesh.layout.describe(),
+        extra=extra or {},
+        replica=outer,
+        allocate=_allocator(offload),
+    )
+
+
+def shares_of(pieces: Iterable[Piece]) -> list[Share]:
+    """Pieces as a checkpoint knows them."""
+    return [share_of(piece.part, piece.tensor, piece.start, piece.stop) for piece in pieces]
+
+
+def share_of(part: Part, tensor: torch.Tensor, start: int, stop: int) -> Share:
+    """The flat range [start, stop) of a part, with its values."""
+    return Share(part.name, part.shape, part.offsets, part.local_shape, start, stop, tensor, part.counts)
+
+
+def _allocator(offload: Offload | None) -> Any:
+    if offload is None or not offload.moves("optimizer"):
+        return None
+
+    def allocate(piece: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return offload.place(torch.empty(piece.shape, dtype=dtype), "optimizer")
+
+    return allocate

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 # `torch._dynamo` takes a second to import, and every optimizer does.
-_PRELOAD = ["pytest", "numpy.random", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp"]
+_PRELOAD = ["pytest", "numpy.random", "torch._dynamo", "torch.distributed.checkpoint"]
 _PATIENCE = timedelta(seconds=90)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from dataclasses import dataclass
 
@@ -11,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dthpc.checkpoint.state import TrainingState, model_tensors, optimizer_tensors
+from dthpc.checkpoint.replicas import state_shares
+from dthpc.checkpoint.shares import Share
+from dthpc.checkpoint.state import TrainingState
 
 WIDTH = 12
 
@@ -43,28 +46,55 @@ class Job:
 
 
 def build(kind: str = "plain", seed: int = 0, hidden: int = 7) -> Job:
-    """A job that is `plain`, `ddp` or `fsdp`, on the ranks of the default group."""
+    """A job that is `plain`, `ddp` or `zero` (flat shards of fp32 masters), on the ranks of the default group."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
     model: nn.Module = Net(hidden)
     if kind == "ddp":
         model = nn.parallel.DistributedDataParallel(model)
-    elif kind == "fsdp":
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-        fully_shard(model.body[0], mesh=mesh)
-        fully_shard(model, mesh=mesh)
     if kind != "plain":
         torch.manual_seed(1000 * seed + dist.get_rank())
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    others = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    pieces = flat_shards(model) if kind == "zero" else None
+    named = [(len(p.shape), p.tensor) for p in pieces] if pieces else [(p.ndim, p) for p in model.parameters()]
+    decayed = [parameter for dim, parameter in named if dim > 1]
+    others = [parameter for dim, parameter in named if dim <= 1]
     optimizer = torch.optim.AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=0.02)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
-    state = TrainingState(model, optimizer, {"samples": 0}, {"schedule": scheduler})
+    state = TrainingState(model, optimizer, {"samples": 0}, {"schedule": scheduler}, pieces=pieces)
     return Job(model, optimizer, scheduler, state)
+
+
+def flat_shards(model: nn.Module) -> list[Share]:
+    """This rank's part of each parameter, flattened and cut in equal parts, the last one shorter."""
+    pieces = []
+    for name, parameter in model.named_parameters():
+        size = -(-parameter.numel() // dist.get_world_size())
+        start = min(dist.get_rank() * size, parameter.numel())
+        stop = min(start + size, parameter.numel())
+        master = nn.Parameter(parameter.detach().flatten()[start:stop].clone())
+        shape = tuple(parameter.shape)
+        pieces.append(Share(name, shape, (0,) * len(shape), shape, start, stop, master))
+    return pieces
+
+
+def gather(job: Job) -> None:
+    """Give the parameters of a `zero` job the values of all shards."""
+    with torch.no_grad():
+        for piece, parameter in zip(job.state.parameters(), job.model.parameters(), strict=True):
+            whole = torch.zeros(parameter.numel())
+            whole[piece.start : piece.stop] = piece.tensor
+            dist.all_reduce(whole)
+            parameter.copy_(whole.view(parameter.shape))
+
+
+def share_gradients(job: Job) -> None:
+    """Give each shard of a `zero` job its mean gradient over the ranks."""
+    for piece, parameter in zip(job.state.parameters(), job.model.parameters(), strict=True):
+        assert parameter.grad is not None
+        dist.all_reduce(parameter.grad)
+        piece.tensor.grad = parameter.grad.flatten()[piece.start : piece.stop] / dist.get_world_size()
+        parameter.grad = None
 
 
 def train(job: Job, first: int, last: int, rank: int = 0) -> None:
@@ -73,7 +103,11 @@ def train(job: Job, first: int, last: int, rank: int = 0) -> None:
         generator = torch.Generator().manual_seed(100 * step + rank)
         batch = torch.randn(4, WIDTH, generator=generator)
         job.optimizer.zero_grad()
+        if job.state.pieces is not None:
+            gather(job)
         job.model(batch).square().mean().backward()
+        if job.state.pieces is not None:
+            share_gradients(job)
         job.optimizer.step()
         job.scheduler.step()
         job.state.scalars["samples"] += 4
@@ -81,11 +115,13 @@ def train(job: Job, first: int, last: int, rank: int = 0) -> None:
 
 def fingerprint(job: Job) -> dict[str, str]:
     """A digest of the bits of every tensor of the state, gathered where it is sharded, and of every other value."""
-    tensors = {**model_tensors(job.state), **optimizer_tensors(job.state)}
     digests = {}
-    for key, tensor in tensors.items():
-        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-        digests[key] = f"{whole.dtype} {tuple(whole.shape)} {hashlib.sha256(whole.numpy().tobytes()).hexdigest()}"
+    for share in state_shares(job.state):
+        whole = torch.zeros(math.prod(share.shape), dtype=share.tensor.dtype)
+        whole[share.start : share.stop] = share.tensor.detach().flatten()
+        if not share.is_whole:
+            dist.all_reduce(whole)
+        digests[share.name] = f"{whole.dtype} {share.shape} {hashlib.sha256(whole.numpy().tobytes()).hexdigest()}"
     groups = [{key: value for key, value in group.items() if key != "params"} for group in job.optimizer.param_groups]
     return {**digests, "groups": repr(groups), "scalars": repr((job.state.scalars, job.scheduler.state_dict()))}
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from dthpc.checkpoint.dcp import _ChecksummingFile, _ChecksummingFileSystem, read_tensors, saved_shape, write_tensors
+from dthpc.checkpoint.dcp import TensorReader, _ChecksummingFile, _ChecksummingFileSystem, read_tensors, write_tensors
 from dthpc.checkpoint.errors import PeerFailure
-from dthpc.checkpoint.manifest import FileRecord, checksum
+from dthpc.checkpoint.manifest import FileRecord, TensorRecord, checksum
 from dthpc.checkpoint.ranks import Ranks
+from dthpc.checkpoint.shares import Share, whole
 from tests.checkpoint.harness import limit_file_size, results, run_ranks
 
 
@@ -24,6 +24,20 @@ def tensors(scale: float = 1.0) -> dict[str, torch.Tensor]:
         "model.none": torch.zeros(0, 3),
         "optim.weight.exp_avg": scale * torch.linspace(0, 1, 12).reshape(3, 4),
     }
+
+
+def wholes(named: dict[str, torch.Tensor]) -> list[Share]:
+    return [whole(name, tensor) for name, tensor in named.items()]
+
+
+def write(named: dict[str, torch.Tensor], folder: Path) -> dict[str, FileRecord]:
+    """Write whole tensors."""
+    return write_tensors(wholes(named), folder, Ranks())
+
+
+def read(named: dict[str, torch.Tensor], folder: Path) -> None:
+    """Read whole tensors in place."""
+    read_tensors(wholes(named), TensorReader(folder), Ranks())
 
 
 def empty() -> dict[str, torch.Tensor]:
@@ -38,55 +52,57 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 def test_one_process_reads_back_the_bits_that_it_wrote(tmp_path: Path) -> None:
     folder = tmp_path / "step"
-    records = write_tensors(tensors(), folder, Ranks())
+    records = write(tensors(), folder)
     target = empty()
-    read_tensors(target, folder, Ranks())
+    read(target, folder)
     assert same(target, tensors())
     assert sorted(records) == sorted(path.name for path in folder.iterdir())
 
 
 def test_the_checksums_are_those_of_the_files(tmp_path: Path) -> None:
-    records = write_tensors(tensors(), tmp_path / "step", Ranks())
+    records = write(tensors(), tmp_path / "step")
     assert records == {path.name: checksum(path) for path in (tmp_path / "step").iterdir()}
     assert ".metadata" in records
 
 
 def test_reading_fills_the_very_tensors_and_asks_for_a_part_if_it_likes(tmp_path: Path) -> None:
-    write_tensors(tensors(), tmp_path, Ranks())
+    write(tensors(), tmp_path)
     live = torch.full((3, 4), 99.0)
     address = live.data_ptr()
-    read_tensors({"model.weight": live}, tmp_path, Ranks())
+    read({"model.weight": live}, tmp_path)
     assert live.data_ptr() == address
     assert torch.equal(live, tensors()["model.weight"])
 
 
-def test_shapes_are_known_without_reading_the_tensors(tmp_path: Path) -> None:
-    write_tensors(tensors(), tmp_path, Ranks())
+def test_shapes_and_types_are_known_without_reading_the_tensors(tmp_path: Path) -> None:
+    write(tensors(), tmp_path)
     for path in tmp_path.glob("*.distcp"):
         path.unlink()
-    shapes = {key: saved_shape(tmp_path, key) for key in tensors()}
-    assert shapes == {key: value.shape for key, value in tensors().items()}
-    assert saved_shape(tmp_path, "model.absent") is None
+    reader = TensorReader(tmp_path)
+    for name, tensor in tensors().items():
+        expected = TensorRecord(tuple(tensor.shape), str(tensor.dtype)) if tensor.numel() else None
+        assert reader.record(name) == expected
+    assert reader.record("model.absent") is None
 
 
 def test_a_tensor_that_was_not_saved_is_an_error(tmp_path: Path) -> None:
-    write_tensors(tensors(), tmp_path, Ranks())
-    with pytest.raises(RuntimeError, match=r"model\.other"):
-        read_tensors({"model.other": torch.zeros(1)}, tmp_path, Ranks())
+    write(tensors(), tmp_path)
+    with pytest.raises(ValueError, match=r"model\.other was not saved"):
+        read({"model.other": torch.zeros(1)}, tmp_path)
 
 
 def test_files_of_an_earlier_save_are_not_written_over(tmp_path: Path) -> None:
-    write_tensors(tensors(), tmp_path, Ranks())
+    write(tensors(), tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(Exception, match="exist"):
-        write_tensors(tensors(2.0), tmp_path, Ranks())
+        write(tensors(2.0), tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def write_and_read(rank: int, folder: Path) -> tuple[dict[str, FileRecord], bool]:
-    records = write_tensors(tensors(), folder, Ranks())
+    records = write(tensors(), folder)
     target = empty()
-    read_tensors(target, folder, Ranks())
+    read(target, folder)
     return records, same(target, tensors())
 
 
@@ -98,29 +114,53 @@ def test_what_all_ranks_hold_is_written_once_and_read_by_all(tmp_path: Path) -> 
     assert not answers[0][0].keys() & answers[1][0].keys()
     size = sum(value.numel() * value.element_size() for value in tensors().values())
     written = sum(path.stat().st_size for path in folder.glob("*.distcp"))
-    alone = sum(r.size for name, r in write_tensors(tensors(), tmp_path / "alone", Ranks()).items() if name[0] != ".")
+    alone = sum(r.size for name, r in write(tensors(), tmp_path / "alone").items() if name[0] != ".")
     assert size <= written <= alone
 
 
-def write_shards(rank: int, folder: Path) -> list[int]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
+def write_columns(rank: int, folder: Path) -> list[list[float]]:
+    """Write two bands of rows, and read them as two uneven bands of columns."""
+    matrix = torch.arange(35.0).reshape(7, 5)
+    first, last = ((0, 4), (4, 7))[rank]
+    rows = Share("w", (7, 5), (first, 0), (last - first, 5), 0, (last - first) * 5, matrix[first:last])
+    write_tensors([rows], folder, Ranks())
+    width = (3, 2)[rank]
+    columns = Share("w", (7, 5), (0, 3 * rank), (7, width), 0, 7 * width, torch.zeros(7 * width))
+    read_tensors([columns], TensorReader(folder), Ranks())
+    return columns.tensor.view(7, width).tolist()
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    whole = torch.arange(35.0).reshape(7, 5)
-    write_tensors({"model.weight": distribute_tensor(whole, mesh, [Shard(0)])}, folder, Ranks())
-    across = distribute_tensor(torch.zeros(7, 5), mesh, [Shard(1)])
-    read_tensors({"model.weight": across}, folder, Ranks())
-    assert torch.equal(across.full_tensor(), whole)
-    return list(across.to_local().shape)
+
+def test_parts_are_read_in_another_cut(tmp_path: Path) -> None:
+    matrix = torch.arange(35.0).reshape(7, 5)
+    assert results(run_ranks(2, write_columns, tmp_path)) == [matrix[:, :3].tolist(), matrix[:, 3:].tolist()]
+    target = torch.zeros(7, 5)
+    read({"w": target}, tmp_path)
+    assert torch.equal(target, matrix)
 
 
-def test_shards_are_read_in_another_cut(tmp_path: Path) -> None:
-    assert results(run_ranks(2, write_shards, tmp_path)) == [[7, 3], [7, 2]]
-    whole = torch.zeros(7, 5)
-    read_tensors({"model.weight": whole}, tmp_path, Ranks())
-    assert torch.equal(whole, torch.arange(35.0).reshape(7, 5))
-    assert saved_shape(tmp_path, "model.weight") == (7, 5)
+def test_a_tensor_is_stored_in_rectangles_of_a_bounded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dthpc.checkpoint.planners._STORED_BYTES", 32)
+    matrix = torch.arange(36.0).reshape(9, 4).t()
+    write({"w": matrix}, tmp_path)
+    reader = TensorReader(tmp_path)
+    assert len(reader.read_metadata().state_dict_metadata["w"].chunks) == 8
+    target = torch.zeros(4, 9)
+    read({"w": target}, tmp_path)
+    assert torch.equal(target, matrix)
+
+
+def test_a_stored_rectangle_is_read_once_for_all_that_overlaps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = torch.arange(36.0).reshape(6, 6)
+    write({"w": matrix}, tmp_path)
+    loads = []
+    real = torch.load
+    monkeypatch.setattr(torch, "load", lambda *args, **options: loads.append(1) or real(*args, **options))
+    piece = Share("w", (6, 6), (0, 0), (6, 6), 3, 33, torch.zeros(30))
+    read_tensors([piece], TensorReader(tmp_path), Ranks())
+    assert torch.equal(piece.tensor, matrix.flatten()[3:33])
+    assert len(loads) == 1
 
 
 def write_with_too_little_room(rank: int, folder: Path) -> Any:
@@ -128,7 +168,7 @@ def write_with_too_little_room(rank: int, folder: Path) -> Any:
         limit_file_size(1000, kill=False)
     part = {f"rank{rank}.weight": torch.zeros(1000)}
     try:
-        write_tensors(part, folder, Ranks())
+        write(part, folder)
     except PeerFailure:
         return "a peer failed"
     except OSError as error:

@@ -10,18 +10,19 @@ from torch import nn
 
 from dthpc.checkpoint import fill
 from dthpc.checkpoint.manifest import TensorRecord
+from dthpc.checkpoint.optimizers import optimizer_shares
 from dthpc.checkpoint.ranks import Ranks
+from dthpc.checkpoint.shares import Share
 from dthpc.checkpoint.snapshot import Snapshot, snapshot
-from dthpc.checkpoint.state import TrainingState, optimizer_tensors
+from dthpc.checkpoint.state import TrainingState
 from dthpc.errors import UserError, UserErrors
-from tests.checkpoint.harness import results, run_ranks
 from tests.checkpoint.jobs import build, train
 
 
 def saved(state: TrainingState) -> Snapshot:
     """What a checkpoint of a state holds; its records have been through JSON."""
     taken = snapshot(state, 3, Ranks(), copy=True)
-    return Snapshot(taken.step, taken.tensors, taken.described, json.loads(json.dumps(taken.records)))
+    return Snapshot(taken.step, taken.shares, taken.described, json.loads(json.dumps(taken.records)))
 
 
 def trained(seed: int = 0, **options: Any) -> TrainingState:
@@ -44,9 +45,15 @@ def refusal(live: TrainingState, held: Snapshot) -> UserError:
 def load(live: TrainingState, held: Snapshot) -> None:
     """Fill the optimizer as a restore does, with the bytes that were saved."""
     targets = fill.optimizer_targets(live, held.described)
-    for key, tensor in targets.items():
-        tensor.copy_(held.tensors[key])
+    held_tensors = {share.name: share.tensor for share in held.shares}
+    for target in targets:
+        target.share.tensor.copy_(held_tensors[target.share.name])
     fill.fill_optimizer(live, targets, held.records["optimizer"])
+
+
+def kept(state: TrainingState) -> dict[str, torch.Tensor]:
+    """What the optimizers keep, by key."""
+    return {share.name: share.tensor for share in optimizer_shares(state)}
 
 
 def test_the_same_job_matches_before_its_first_step_and_after() -> None:
@@ -135,7 +142,7 @@ def test_every_fact_that_differs_is_told_and_how_to_go_on() -> None:
 def test_optimizer_state_comes_back_bit_for_bit_into_an_optimizer_without_any() -> None:
     source, live = trained(), build(seed=5).state
     load(live, saved(source))
-    first, second = optimizer_tensors(source), optimizer_tensors(live)
+    first, second = kept(source), kept(live)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert [list(state) for state in live.optimizers()[0].state.values()] == [["step", "exp_avg", "exp_avg_sq"]] * 4
@@ -143,15 +150,15 @@ def test_optimizer_state_comes_back_bit_for_bit_into_an_optimizer_without_any() 
 
 def test_state_that_is_there_already_is_filled_in_place() -> None:
     live = trained(seed=5)
-    before = {key: tensor.data_ptr() for key, tensor in optimizer_tensors(live).items()}
+    before = {key: tensor.data_ptr() for key, tensor in kept(live).items()}
     load(live, saved(trained()))
-    assert {key: tensor.data_ptr() for key, tensor in optimizer_tensors(live).items()} == before
+    assert {key: tensor.data_ptr() for key, tensor in kept(live).items()} == before
 
 
 def test_state_that_the_checkpoint_does_not_have_is_forgotten() -> None:
     live = trained(seed=5)
     load(live, saved(build().state))
-    assert optimizer_tensors(live) == {}
+    assert kept(live) == {}
     assert len(live.optimizers()[0].state) == 0
 
 
@@ -160,15 +167,15 @@ def test_only_the_parameters_of_this_rank_get_targets() -> None:
     job = build(seed=5)
     job.optimizer.param_groups[0]["params"].pop()
     job.optimizer.param_groups.pop()
-    names = {key.rpartition(".")[0] for key in fill.optimizer_targets(job.state, held.described)}
-    assert names == {"optim.body.0.weight"}
+    names = {target.piece.name for target in fill.optimizer_targets(job.state, held.described)}
+    assert names == {"body.0.weight"}
 
 
 def test_fp32_state_of_a_bf16_parameter_stays_fp32() -> None:
     model = nn.Linear(3, 2, dtype=torch.bfloat16)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     described = {"optim.weight.momentum_buffer": TensorRecord((2, 3), "torch.float32")}
-    (target,) = fill.optimizer_targets(state, described).values()
+    (target,) = [each.share.tensor for each in fill.optimizer_targets(state, described)]
     assert (target.dtype, target.shape, target.requires_grad) == (torch.float32, (2, 3), False)
 
 
@@ -176,23 +183,49 @@ def test_state_of_another_shape_than_its_parameter_gets_its_own() -> None:
     model = nn.Linear(3, 2)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.1))
     described = {"optim.weight.row_sums": TensorRecord((2,), "torch.float64")}
-    (target,) = fill.optimizer_targets(state, described).values()
+    (target,) = [each.share.tensor for each in fill.optimizer_targets(state, described)]
     assert (target.dtype, target.shape) == (torch.float64, (2,))
 
 
-def sharded_refusal(rank: int) -> str:
-    job = build("fsdp")
-    try:
-        fill.optimizer_targets(job.state, {"optim.body.0.weight.row_sums": TensorRecord((7,), "torch.float32")})
-    except UserError as error:
-        return error.message()
-    return ""
+def shard() -> tuple[Share, TrainingState]:
+    """Elements 2 to 7 of a 3x4 weight, under an optimizer without any state."""
+    piece = Share("weight", (3, 4), (0, 0), (3, 4), 2, 7, nn.Parameter(torch.zeros(5)))
+    return piece, TrainingState(nn.Module(), torch.optim.AdamW([piece.tensor]), pieces=[piece])
 
 
-def test_state_of_a_sharded_parameter_that_is_cut_in_an_unknown_way_is_refused() -> None:
-    (message,) = results(run_ranks(1, sharded_refusal))
-    assert message.startswith("optimizer=AdamW: row_sums of body.0.weight has the shape (7,)")
-    assert "make its state before the restore" in message
+def test_room_for_the_state_of_a_shard_is_cut_like_it_and_its_step_is_whole() -> None:
+    piece, state = shard()
+    described = {
+        "optim.weight.exp_avg": TensorRecord((3, 4), "torch.float32"),
+        "optim.weight.step": TensorRecord((), "torch.float32"),
+    }
+    average, step = fill.optimizer_targets(state, described)
+    assert average.share.tensor.shape == (5,)
+    assert (average.share.start, average.share.stop, average.share.shape) == (2, 7, (3, 4))
+    assert (step.share.shape, step.share.tensor.shape) == ((), ())
+    assert average.piece is piece
+
+
+def test_room_is_made_where_the_job_says() -> None:
+    piece, state = shard()
+    made = []
+
+    def allocate(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        made.append(torch.ones_like(tensor, dtype=dtype))
+        return made[-1]
+
+    state.allocate = allocate
+    (target,) = fill.optimizer_targets(state, {"optim.weight.exp_avg": TensorRecord((3, 4), "torch.float64")})
+    assert target.share.tensor is made[0]
+    fill.fill_optimizer(state, [target], [{"params": ["weight"], "state": {}, "options": {}}])
+    kept = state.optimizers()[0].state[piece.tensor]["exp_avg"]
+    assert kept.data_ptr() == made[0].data_ptr()
+
+
+def test_state_that_is_not_element_by_element_is_refused_for_a_shard() -> None:
+    _, state = shard()
+    with pytest.raises(UserError, match=r"optimizer=AdamW: it keeps row_sums of shape \(3,\) for 5 elements of weight"):
+        fill.optimizer_targets(state, {"optim.weight.row_sums": TensorRecord((3,), "torch.float32")})
 
 
 def test_options_come_back_as_what_they_were() -> None:

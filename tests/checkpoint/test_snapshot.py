@@ -32,6 +32,6 @@ def written_later(rank: int, root: Path, kind: str) -> Any:
     return (fingerprint(other), draws()) == expected, fingerprint(job) != expected[0]
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", "zero"])
 def test_a_copied_snapshot_can_be_written_while_training_goes_on(tmp_path: Path, kind: str) -> None:
     assert results(run_ranks(2, written_later, tmp_path, kind)) == [(True, True)] * 2

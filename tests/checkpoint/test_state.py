@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from dthpc.checkpoint import state as subject
+from dthpc.checkpoint.shares import whole
 from dthpc.checkpoint.state import TrainingState
 from dthpc.errors import UserError
 
@@ -25,7 +26,7 @@ class Tied(nn.Module):
 
 
 def test_a_tied_parameter_has_one_name_and_a_scratch_buffer_none() -> None:
-    assert list(subject.model_tensors(TrainingState(Tied()))) == ["model.embed.weight", "model.mean"]
+    assert [share.name for share in subject.model_shares(TrainingState(Tied()))] == ["model.embed.weight", "model.mean"]
 
 
 def test_wrappers_leave_no_trace_in_the_names() -> None:
@@ -53,49 +54,21 @@ def test_an_extra_state_is_refused_and_not_lost() -> None:
             return 1
 
     with pytest.raises(UserError, match="extra state"):
-        subject.model_tensors(TrainingState(nn.Sequential(Extra(1, 1))))
+        subject.model_shares(TrainingState(nn.Sequential(Extra(1, 1))))
 
 
-def test_reading_an_optimizer_before_its_first_step_changes_nothing() -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
-    before = [parameter.clone() for parameter in model.parameters()]
-    assert subject.optimizer_tensors(TrainingState(model, optimizer)) == {}
-    assert len(optimizer.state) == 0
-    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+def test_pieces_replace_the_parameters_and_not_the_buffers() -> None:
+    piece = whole("head.weight", torch.zeros(5, 3))
+    shares = subject.model_shares(TrainingState(Tied(), pieces=[piece]))
+    assert [share.name for share in shares] == ["model.head.weight", "model.mean"]
+    assert shares[0].tensor is piece.tensor
 
 
-def test_the_state_of_each_optimizer_goes_by_parameter_name() -> None:
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
-    adam = torch.optim.Adam(model[1].parameters(), lr=torch.tensor(0.1), betas=(0.5, 0.75))
-    sgd = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
-    model(torch.ones(1, 3)).sum().backward()
-    adam.step()
-    sgd.step()
-    state = TrainingState(model, [adam, sgd])
-    assert sorted(subject.optimizer_tensors(state)) == [
-        "optim.0.bias.momentum_buffer",
-        "optim.0.weight.momentum_buffer",
-        "optim.1.bias.exp_avg",
-        "optim.1.bias.exp_avg_sq",
-        "optim.1.bias.step",
-        "optim.1.weight.exp_avg",
-        "optim.1.weight.exp_avg_sq",
-        "optim.1.weight.step",
-    ]
-    records = subject.group_records(state)
-    assert [record["class"] for record in records] == ["Adam", "SGD"]
-    assert records[0]["params"] == ["1.weight", "1.bias"]
-    assert records[0]["options"]["betas"] == [0.5, 0.75]
-    assert records[0]["options"]["lr"] == torch.tensor(0.1).item()
-
-
-def test_an_optimizer_of_a_stranger_is_refused() -> None:
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    with pytest.raises(UserError, match="group 0 holds a parameter that is not in the model"):
-        subject.optimizer_groups(TrainingState(nn.Linear(1, 1), optimizer))
-
-
-def test_a_value_that_is_no_json_is_refused_by_its_name() -> None:
-    with pytest.raises(UserError, match="scalars: its state cannot be saved as JSON"):
-        subject.scalar_records(TrainingState(nn.Linear(1, 1), scalars={"seen": {1, 2}}))
+def test_what_replicas_share_is_cut_like_the_pieces() -> None:
+    anchor, momentum = [torch.ones(5, 3)], [torch.zeros(5, 3)]
+    replica = subject.Replica(0, 2, {"anchor": anchor, "momentum": momentum})
+    state = TrainingState(Tied(), pieces=[whole("embed.weight", torch.zeros(5, 3))], replica=replica)
+    shares = subject.outer_shares(state)
+    assert [share.name for share in shares] == ["outer.anchor.embed.weight", "outer.momentum.embed.weight"]
+    assert shares[0].tensor is anchor[0]
+    assert subject.outer_shares(TrainingState(Tied())) == []

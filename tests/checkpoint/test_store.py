@@ -9,7 +9,7 @@ from torch import nn
 
 from dthpc.checkpoint import store
 from dthpc.checkpoint.manifest import latest_verified, list_checkpoints, read_manifest
-from dthpc.checkpoint.state import TrainingState
+from dthpc.checkpoint.state import TrainingState, model_shares
 from dthpc.errors import UserError
 from tests.checkpoint.harness import flip_bit, results, run_ranks
 from tests.checkpoint.jobs import Job, build, draws, fingerprint, train
@@ -49,7 +49,7 @@ def uninterrupted(rank: int, kind: str, last: int) -> Any:
     return fingerprint(job), draws()
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(0, "plain"), (1, "ddp"), (2, "ddp"), (2, "fsdp")])
+@pytest.mark.parametrize(("ranks", "kind"), [(0, "plain"), (1, "ddp"), (2, "ddp"), (2, "zero")])
 def test_what_is_restored_is_bitwise_what_was_saved(tmp_path: Path, ranks: int, kind: str) -> None:
     saved = results(run_ranks(ranks, save_after, tmp_path, kind, 3))
     loaded = results(run_ranks(ranks, restored, tmp_path, kind))
@@ -61,7 +61,7 @@ def test_what_is_restored_is_bitwise_what_was_saved(tmp_path: Path, ranks: int, 
     assert infos[0].meta == META
 
 
-@pytest.mark.parametrize(("ranks", "kind"), [(0, "plain"), (2, "ddp"), (2, "fsdp")])
+@pytest.mark.parametrize(("ranks", "kind"), [(0, "plain"), (2, "ddp"), (2, "zero")])
 def test_going_on_from_a_checkpoint_is_bitwise_not_having_stopped(tmp_path: Path, ranks: int, kind: str) -> None:
     results(run_ranks(ranks, save_after, tmp_path, kind, 2, 4))
     went_on = results(run_ranks(ranks, resumed, tmp_path, kind, 7))
@@ -81,10 +81,10 @@ def test_saving_leaves_no_mark_on_the_training(tmp_path: Path) -> None:
     [
         (2, "ddp", 0, "plain"),
         (2, "ddp", 3, "ddp"),
-        (2, "fsdp", 0, "plain"),
-        (2, "fsdp", 1, "fsdp"),
-        (2, "fsdp", 3, "fsdp"),
-        (2, "ddp", 3, "fsdp"),
+        (2, "zero", 0, "plain"),
+        (2, "zero", 1, "zero"),
+        (2, "zero", 3, "zero"),
+        (2, "ddp", 3, "zero"),
     ],
 )
 def test_another_layout_gets_the_same_values_and_fresh_random_numbers(
@@ -236,10 +236,10 @@ def test_the_checkpoint_of_another_model_is_refused_and_changes_nothing(
 ) -> None:
     two_checkpoints(tmp_path)
     state = altered(change)
-    before = {key: value.clone() for key, value in store.model_tensors(state).items()}
+    before = {share.name: share.tensor.clone() for share in model_shares(state)}
     with pytest.raises(UserError, match=message):
         store.restore(tmp_path, state)
-    assert all(torch.equal(value, before[key]) for key, value in store.model_tensors(state).items())
+    assert all(torch.equal(share.tensor, before[share.name]) for share in model_shares(state))
     assert state.scalars["samples"] == 0
 
 
