@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
@@ -15,7 +16,8 @@ import torch
 from torch import nn
 
 from dthpc.errors import UserError
-from dthpc.models.init import init_parameters
+from dthpc.models.init import InitByName, init_parameters
+from dthpc.parallel.materialize import is_meta
 
 HELD_OUT_EVERY = 20
 """A data set without a split of its own gives each 20th sample to the held-out part."""
@@ -105,8 +107,8 @@ def build_data(node: Any) -> Any:
     return data
 
 
-def build_model(config: Any, data: Any, device: torch.device) -> nn.Module:
-    """The model, initialised from the seed alone, on its device.
+def build_model(config: Any, data: Any) -> nn.Module:
+    """The whole model: without memory if it fills itself by name, else with its first values, on the CPU.
 
     Raises:
         UserError: it is no `nn.Module`, or its vocabulary is smaller than the data's.
@@ -120,10 +122,12 @@ def build_model(config: Any, data: Any, device: torch.device) -> nn.Module:
             value=asked,
             instead=f"model.vocab_size=null to take the data's, or at least {vocab}",
         )
-    # For models that draw their weights when they are built; ours are filled by name below.
+    # For models that draw their weights when they are built; others are filled by name, each rank its part.
     torch.manual_seed(config.run.seed)
     defaults = {"max_seq_len": config.train.seq_len, **({} if vocab is None else {"vocab_size": vocab})}
-    model = instantiate(config.model, "model", **defaults)
+    target = find_target(config.model, "model")
+    with torch.device("meta") if _builds_without_memory(target) else nullcontext():
+        model = instantiate(config.model, "model", **defaults)
     if not isinstance(model, nn.Module):
         raise UserError(
             f"builds a {type(model).__name__}",
@@ -131,8 +135,14 @@ def build_model(config: Any, data: Any, device: torch.device) -> nn.Module:
             value=config.model["_target_"],
             instead="something that builds a torch.nn.Module",
         )
-    init_parameters(model, config.run.seed)
-    return model.to(device)
+    if not is_meta(model):
+        init_parameters(model, config.run.seed)
+    return model
+
+
+def _builds_without_memory(target: Any) -> bool:
+    """Whether a class can fill parameters by name and buffers anew, so that no rank need ever hold the whole model."""
+    return inspect.isclass(target) and issubclass(target, InitByName) and hasattr(target, "reset_buffers")
 
 
 def build_loss(node: Any) -> Callable[[Any, Any], Any]:

@@ -12,6 +12,7 @@ from dthpc.jobs.build import build_data, build_loss, build_model, instantiate
 from dthpc.monitor.tensorboard import ScalarWriter
 from dthpc.parallel.apply import parallelize
 from dthpc.parallel.layout import Layout
+from dthpc.parallel.mesh import make_mesh
 from dthpc.parallel.precision import make_deterministic
 from dthpc.train.callbacks import Callback
 from dthpc.train.header import Header
@@ -41,17 +42,15 @@ def run(config: Any, context: RankContext) -> None:
         make_deterministic(context.device)
     data = build_data(config.data)
     _check_data(data, config)
-    model = build_model(config, data, context.device)
-    layout = Layout.resolve(config, context.identity.world_size)
-    mesh = layout.make_mesh(context.device.type)
-    parallel = parallelize(model, layout, mesh, config)
+    model = build_model(config, data)
+    mesh = make_mesh(Layout.resolve(config, context.identity.world_size), context.device.type)
+    parallel = parallelize(model, build_loss(config.loss), mesh, config, context.device)
     training = Training(
         config=config,
         context=context,
         data=data,
         model=parallel,
-        loss=build_loss(config.loss),
-        optimizer=build_optimizer(model, config.optim),
+        optimizer=build_optimizer(parallel.shards.pieces, config.optim),
         header=Header(_control_group(context)),
         saver=_make_saver(config, context, data),
     )
@@ -120,7 +119,7 @@ def _make_saver(config: Any, context: RankContext, data: Any) -> Saver:
 
 def _restore(t: Training) -> None:
     """Go on from the newest checkpoint that verifies; collective."""
-    state = checkpoint_state(t.model.module, t.optimizer, t.state)
+    state = checkpoint_state(t.model, t.optimizer, t.state)
     expected = t.saver.meta if t.config.run.on_change == "refuse" else {}
     info = restore(t.saver.run.checkpoints, state, expect_meta=expected)
     if info is None:

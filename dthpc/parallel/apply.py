@@ -2,139 +2,124 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
-from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-import torch.distributed as dist
-from torch import Tensor, nn
+import torch
+from torch import nn
 
-from dthpc.errors import UserError
-from dthpc.parallel.buckets import GradientBuckets
-from dthpc.parallel.layout import Layout
+from dthpc.models.dropout import DropoutStream, attach
+from dthpc.parallel.activations import checkpoint_activations
+from dthpc.parallel.alike import check_alike, check_trainable
+from dthpc.parallel.check import micro_batches_of
+from dthpc.parallel.materialize import broadcast_values, fill, is_meta
+from dthpc.parallel.mesh import Mesh
+from dthpc.parallel.model import Loss, ParallelModel
+from dthpc.parallel.pipeline.links import Links
+from dthpc.parallel.pipeline.schedule import Kind, Schedule, build
+from dthpc.parallel.pipeline.stages import cut, deal
+from dthpc.parallel.pipeline.weights import WeightStore, defer_weights
+from dthpc.parallel.pipeline.worker import ModuleWorker
 from dthpc.parallel.precision import Precision
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
-
-
-@dataclass(frozen=True)
-class ParallelModel:
-    """A model on its mesh: what the training step needs to know, whatever the layout."""
-
-    module: nn.Module
-    """The part of the model that this rank holds; its parameters keep their global names."""
-
-    gradients: GradientBuckets
-    """Its gradients."""
-
-    precision: Precision
-    """Number format of its arithmetic."""
-
-    layout: Layout
-    """The degrees."""
-
-    group: dist.ProcessGroup | None
-    """Ranks that share a global batch; None for a single process."""
-
-    buffers: list[Tensor]
-    """What the module keeps beside its parameters and saves with them, such as running statistics."""
-
-    def begin_step(self) -> list[Tensor]:
-        """Zero the gradients; returns copies of the buffers for `abandon_step`."""
-        self.gradients.zero()
-        return [buffer.clone() for buffer in self.buffers]
-
-    def finish_step(self) -> None:
-        """Wait for the gradients' sums, and give every replica the first one's buffers, which are saved."""
-        self.gradients.finish()
-        if self.group is not None:
-            _broadcast(self.buffers, self.group)
-
-    def abandon_step(self, copies: list[Tensor]) -> None:
-        """Undo what forward passes since `begin_step` left behind."""
-        for buffer, copy in zip(self.buffers, copies, strict=True):
-            buffer.copy_(copy)
+from dthpc.parallel.scaler import make_scaler
+from dthpc.parallel.sharding.shards import ShardOptions, Shards
+from dthpc.parallel.tensor.apply import split_tensors
+from dthpc.parallel.tensor.loss import split_loss
 
 
-def parallelize(model: nn.Module, layout: Layout, mesh: DeviceMesh, config: Any) -> ParallelModel:
-    """Apply a layout to a model.
+def parallelize(
+    model: nn.Module, loss: Loss, mesh: Mesh, config: Any, device: torch.device, dealt: Sequence[int] | None = None
+) -> ParallelModel:
+    """Apply a layout to a model; collective.
 
     Args:
-        model: the whole model, initialised, on this rank's device.
-        layout: the degrees.
-        mesh: made by `layout`.
+        model: the whole model, equal on all ranks: on the meta device if it fills itself by name, else with its values.
+        loss: sum of losses and number of targets.
+        mesh: of the layout.
         config: the whole configuration.
+        device: where this rank computes.
+        dealt: how many of the model's layers each pipeline stage gets; None: as `parallel.stages` says.
 
     Returns:
-        The model with replicated weights (equal on all replicas from here on) and bucketed gradients.
+        This rank's part of the model, with the values that the whole model would have in one process.
 
     Raises:
-        UserError: the model has nothing to train, weights that are not fp32, or differs between ranks.
+        UserError: the model has nothing to train, has weights that are not fp32, differs between ranks, or does not say
+            how it can be cut or split as the layout asks.
     """
-    _check_parameters(model)
-    group = mesh.get_group("dp") if layout.dp > 1 else None
-    if group is not None:
-        _check_alike(model, group)
-        # Equal by name and seed for our models; a user's model may draw its weights as it likes.
-        _broadcast([*model.parameters(), *model.buffers()], group)
-    gradients = GradientBuckets(model.parameters(), group, config.parallel.bucket_mb << 20)
-    precision = Precision(config.precision.compute, mesh.device_type)
-    return ParallelModel(model, gradients, precision, layout, group, persistent_buffers(model))
+    parallel = config.parallel
+    check_trainable(model)
+    check_alike(model, mesh.world())
+    if not is_meta(model):
+        broadcast_values(model.to(device), mesh.world())
+    elements = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    dealt = deal(model, mesh, parallel.stages) if dealt is None else dealt
+    chunks, parts = cut(model, mesh, dealt)  # pipeline: layers to stages
+    split_tensors(chunks, parts, mesh, mesh.layout.sequence_parallel)  # tensor, sequence: matrices to ranks
+    fill(chunks, parts, config.run.seed, device)  # first values of what this rank holds
+    dropout = DropoutStream(config.run.seed)
+    for chunk in chunks:
+        attach(chunk, dropout)
+    checkpoint_activations(chunks, parallel.activations)  # what is computed again
+    precision = Precision(config.precision.compute, mesh.device_type, config.precision.parameters)
+    precision.check_device(device)
+    inner = mesh.island() if parallel.outer.every else mesh
+    shards = Shards(chunks, parts, inner, _shard_options(config, precision))  # data parallel: ZeRO, reductions
+    passes = micro_batches_of(config, mesh.layout.dp, mesh.layout.pp)
+    schedule = build(mesh.layout.schedule, mesh.layout.pp, mesh.layout.chunks, passes)
+    worker = _worker(chunks, split_loss(loss, chunks, mesh), schedule, mesh, shards, precision, dropout)
+    return ParallelModel(
+        chunks=chunks,
+        mesh=mesh,
+        shards=shards,
+        loss=loss,
+        schedule=schedule,
+        worker=worker,
+        links=Links(schedule, mesh.group("pp"), device),
+        precision=precision,
+        scaler=make_scaler(config.precision),
+        dropout=dropout,
+        elements=elements,
+        micro_batch=-(-(-(-config.train.global_batch // mesh.layout.dp)) // passes),
+        passes_of_largest=passes,
+        islands=mesh.size("replicate") if parallel.outer.every else 1,
+    )
 
 
-def persistent_buffers(model: nn.Module) -> list[Tensor]:
-    """The buffers that belong to the model's state."""
-    saved = model.state_dict().keys()
-    return [buffer for name, buffer in model.named_buffers() if name in saved]
+def _shard_options(config: Any, precision: Precision) -> ShardOptions:
+    gradients = config.parallel.gradients
+    return ShardOptions(
+        zero=config.parallel.zero,
+        bucket_bytes=config.parallel.bucket_mb << 20,
+        storage=precision.storage,
+        gradient_dtype=torch.bfloat16 if gradients.dtype == "bf16" else None,
+        powersgd_rank=gradients.powersgd_rank,
+        allow_unused=config.parallel.allow_unused,
+    )
 
 
-def _broadcast(tensors: list[Any], group: dist.ProcessGroup) -> None:
-    source = dist.get_global_rank(group, 0)
-    works = [dist.broadcast(tensor.detach(), source, group=group, async_op=True) for tensor in tensors]
-    for work in works:
-        work.wait()
-
-
-def _check_alike(model: nn.Module, group: dist.ProcessGroup) -> None:
-    """Raise the same `UserError` on all ranks if their models differ in more than values; collective."""
-    mine = [
-        f"{name} {list(tensor.shape)} {tensor.dtype}"
-        for named in (model.named_parameters(), model.named_buffers())
-        for name, tensor in named
-    ]
-    digests = _gather(hashlib.blake2b("\n".join(mine).encode(), digest_size=16).hexdigest(), group)
-    if len(set(digests)) == 1:
-        return
-    models = _gather(mine, group)
-    for rank, other in enumerate(models):
-        for first, here in zip_longest(models[0], other, fillvalue="nothing"):
-            if first != here:
-                raise UserError(
-                    f"the ranks build different models: where rank {dist.get_global_rank(group, 0)} has {first}, "
-                    f"rank {dist.get_global_rank(group, rank)} has {here}",
-                    key="model._target_",
-                    value=type(model).__name__,
-                    instead="build the same parameters, with the same names and in the same order, on every rank",
-                )
-
-
-def _gather(value: Any, group: dist.ProcessGroup) -> list[Any]:
-    values: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group=group)
-    return values
-
-
-def _check_parameters(model: nn.Module) -> None:
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    if not trained:
-        raise UserError("the model has no parameter to train", key="model._target_", value=type(model).__name__)
-    for name, parameter in trained:
-        if str(parameter.dtype) != "torch.float32":
-            raise UserError(
-                f"parameter {name} is {parameter.dtype}; master weights are fp32",
-                key="model._target_",
-                value=type(model).__name__,
-                instead="build the model in fp32 and choose the arithmetic with precision.compute",
-            )
+def _worker(
+    chunks: list[nn.Module],
+    loss: Loss,
+    schedule: Schedule,
+    mesh: Mesh,
+    shards: Shards,
+    precision: Precision,
+    dropout: DropoutStream,
+) -> ModuleWorker:
+    """What runs the chunks."""
+    rank = mesh.index("pp")
+    store = WeightStore() if any(action.kind is Kind.W for action in schedule.actions[rank]) else None
+    if store is not None:
+        defer_weights(chunks, store)
+    return ModuleWorker(
+        dict(zip(schedule.stages_of(rank), chunks, strict=True)),
+        schedule.stages,
+        loss,
+        gradients=shards,
+        autocast=precision.autocast,
+        stream=dropout,
+        store=store,
+        # With parameters sharded, others wait in the collectives of a pass.
+        run_empty=mesh.layout.zero == 3,
+    )

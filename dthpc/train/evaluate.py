@@ -10,7 +10,7 @@ import torch
 
 from dthpc.data.loader import evaluation_batches
 from dthpc.errors import UserError
-from dthpc.train.batches import micro_batches
+from dthpc.data.batches import micro_batches
 from dthpc.train.callbacks import EvalRecord
 
 if TYPE_CHECKING:
@@ -35,11 +35,13 @@ def evaluate(t: Training, samples: int | None) -> EvalRecord | str:
     valid = t.data.valid
     if not len(valid):
         raise UserError("the held-out data set has no samples", key="data", instead="more text, or train.eval_every=-1")
-    t.model.module.eval()
+    for chunk in t.model.chunks:
+        chunk.eval()
     try:
         sums = _sum_up(t, valid, samples)
     finally:
-        t.model.module.train()
+        for chunk in t.model.chunks:
+            chunk.train()
     if isinstance(sums, str):
         return sums
     total, targets = sums
@@ -69,7 +71,7 @@ def _sum_up(t: Training, valid: Any, samples: int | None) -> tuple[float, int] |
     not use up the time that is left for saving.
     """
     rank, size = t.model.layout.dp_rank(t.context.identity.rank), t.model.layout.dp
-    batch = t.config.train.micro_batch or -(-t.config.train.global_batch // size)
+    batch = t.model.micro_batch
     total, targets, sent = 0.0, 0, False
     for inputs, labels in evaluation_batches(valid, batch, rank, size, samples, same_count=True):
         loss_sum, count = _evaluate_batch(t, inputs, labels)
@@ -85,9 +87,5 @@ def _sum_up(t: Training, valid: Any, samples: int | None) -> tuple[float, int] |
 
 
 def _evaluate_batch(t: Training, inputs: Any, labels: Any) -> tuple[float, int]:
-    total, counted = 0.0, 0
-    for part, targets in micro_batches(inputs, labels, None, t.context.device):
-        with t.model.precision.autocast():
-            loss_sum, count = t.loss(t.model.module(part), targets)
-        total, counted = total + loss_sum.item(), counted + int(count)
-    return total, counted
+    [(inputs, labels)] = micro_batches(inputs, labels, None, 1, t.context.device)
+    return t.model.evaluate(inputs, labels)

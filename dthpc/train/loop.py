@@ -12,7 +12,7 @@ import torch
 
 from dthpc.checkpoint.errors import CheckpointError
 from dthpc.data.loader import StepBatch, StepLoader
-from dthpc.parallel.apply import ParallelModel
+from dthpc.parallel.model import ParallelModel
 from dthpc.resilience.stop import Stopped
 from dthpc.train.callbacks import Callback, EvalRecord, StepRecord
 from dthpc.train.evaluate import evaluate
@@ -22,7 +22,7 @@ from dthpc.train.saver import Saver
 from dthpc.train.schedule import learning_rate
 from dthpc.train.seeds import seed_step
 from dthpc.train.state import TrainState
-from dthpc.train.step import Loss, clip, expected_count, forward_backward
+from dthpc.train.step import expected_count, forward_backward
 
 if TYPE_CHECKING:
     from dthpc.context import RankContext
@@ -44,11 +44,8 @@ class Training:
     model: ParallelModel
     """The model on its mesh."""
 
-    loss: Loss
-    """Sum of losses and number of targets."""
-
     optimizer: torch.optim.Optimizer
-    """Updates this rank's parameters."""
+    """Updates the pieces of parameters that this rank holds."""
 
     header: Header
     """What the ranks agree on in each step."""
@@ -90,28 +87,26 @@ def train(t: Training) -> None:
         Stopped: the ranks agreed to stop; the state of this step boundary is saved.
         FloatingPointError: a loss or gradient is not finite; on all ranks at the same step.
     """
-    seed, rank, device = t.config.run.seed, t.context.identity.rank, t.context.device
-    steps, micro_batch, grad_clip = (t.config.train[name] for name in ("steps", "micro_batch", "grad_clip"))
-    rate_of = learning_rate(t.config.optim, steps)
-    first = t.state.step
+    seed, stream, device = t.config.run.seed, t.model.random_stream, t.context.device
+    rate_of = learning_rate(t.config.optim, t.config.train)
+    first, steps = t.state.step, t.config.train.steps
     t.tell("on_train_start")
     with _loader(t) as loader:
         while t.state.step < steps:
             began = time.perf_counter()
             batch = next(loader)
             _send_header(t, batch)
-            seed_step(seed, t.state.step, rank, device)
+            seed_step(seed, t.state.step, stream, device)
             agreed, loss_sum = forward_backward(
-                t.model, t.loss, batch, micro_batch, t.header, device, first=t.state.step == first
+                t.model, batch, t.header, device, step=t.state.step, first=t.state.step == first
             )
             _settle(t, agreed)
             if agreed.stop is not None:
                 _stop(t, agreed.stop)
-            norm = clip(t.model, grad_clip)
-            _check_finite("the gradient norm", norm, t.state.step + 1)
             rate = rate_of(t.state.step)
             set_learning_rate(t.optimizer, rate)
-            t.optimizer.step()
+            norm = t.model.update(t.optimizer, t.config.train.grad_clip)
+            _check_norm(t, norm)
             _advance(t, batch, agreed, loss_sum, rate, norm, time.perf_counter() - began)
             _at_boundary(t)
     _finish(t)
@@ -132,8 +127,9 @@ def _loader(t: Training) -> StepLoader:
 
 def _send_header(t: Training, batch: StepBatch) -> None:
     """Tell the other ranks this one's part of the step; it travels during the forward pass."""
+    counts = t.model.layout.counts_data(t.context.identity.rank)
     t.header.send(
-        targets=expected_count(t.loss, batch.targets),
+        targets=expected_count(t.model.loss, batch.targets) if counts else 0,
         loss=t.pending.loss if t.pending else 0.0,
         data_wait=batch.waited_s,
         stop=t.context.stop.requested,
@@ -168,6 +164,12 @@ def _settle(t: Training, agreed: Agreed) -> None:
     _check_finite("the loss", record.loss, record.step)
     t.last_step = record
     t.tell("on_step", record)
+
+
+def _check_norm(t: Training, norm: float) -> None:
+    """An overflow that a smaller loss scale can mend is no error: the update was left out."""
+    if not t.model.scaler.dynamic:
+        _check_finite("the gradient norm", norm, t.state.step + 1)
 
 
 def _check_finite(what: str, value: float, step: int) -> None:
@@ -207,7 +209,7 @@ def _evaluate(t: Training, samples: int | None) -> None:
 def _save(t: Training, must: bool) -> None:
     """Save the state; where it need not succeed now, training goes on after a failure, and says so."""
     try:
-        record = t.saver.save(t.model.module, t.optimizer, t.state)
+        record = t.saver.save(t.model, t.optimizer, t.state)
     except CheckpointError as error:
         if must:
             raise

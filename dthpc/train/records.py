@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dthpc.models.size import count_parameters
 from dthpc.monitor.events import EventLog
 from dthpc.monitor.tensorboard import ScalarWriter
 from dthpc.train.callbacks import Callback, CheckpointRecord, EvalRecord, StepRecord
@@ -33,7 +32,7 @@ class EventRecorder(Callback):
             step=training.state.step,
             total_steps=train.steps,
             tokens_per_step=train.global_batch * train.seq_len,
-            params=count_parameters(training.model.module),
+            params=training.model.elements,
             resumed_from=training.resumed_from,
             layout=training.model.layout.describe(),
             precision=training.model.precision.compute,

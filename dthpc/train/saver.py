@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from dthpc.checkpoint.retain import retain
 from dthpc.checkpoint.store import save
 from dthpc.errors import UserError
+from dthpc.parallel.model import ParallelModel
 from dthpc.resilience.attempts import is_current
 from dthpc.rundir import RunDir
 from dthpc.train.callbacks import CheckpointRecord
@@ -46,7 +46,7 @@ class Saver:
         """Whether a checkpoint is to be written after that many steps."""
         return bool(self.every) and step % self.every == 0
 
-    def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: TrainState) -> CheckpointRecord:
+    def save(self, model: ParallelModel, optimizer: torch.optim.Optimizer, state: TrainState) -> CheckpointRecord:
         """Commit a checkpoint; collective.
 
         Raises:

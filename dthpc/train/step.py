@@ -1,10 +1,8 @@
-"""The arithmetic of one step: forward and backward over the micro-batches, and the update."""
+"""The arithmetic of one step: forward and backward over the micro-batches, whatever the layout."""
 
 from __future__ import annotations
 
-import math
 import operator
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,75 +12,78 @@ from torch import Tensor
 from dthpc.data.loader import StepBatch
 from dthpc.errors import UserError
 from dthpc.models.losses import count_targets
-from dthpc.parallel.apply import ParallelModel
-from dthpc.train.batches import micro_batches
+from dthpc.parallel.model import Loss, ParallelModel
+from dthpc.data.batches import micro_batches
 from dthpc.train.header import Agreed, Header
 
-Loss = Callable[[Any, Any], tuple[Tensor, Tensor]]
-"""Outputs and targets to the sum of losses (fp32 scalar) and the number of targets that count (int64 scalar)."""
+
+class _StopAgreed(Exception):
+    """The ranks agreed to stop, so this step is given up."""
+
+
+class _Gate:
+    """Waits for the step's header when the first backward pass needs the number of targets."""
+
+    def __init__(self, header: Header) -> None:
+        self._header = header
+        self.agreed: Agreed | None = None
+
+    def open(self) -> int:
+        """Targets of the global batch; raises `_StopAgreed` where the ranks stop instead."""
+        if self.agreed is None:
+            self.agreed = self._header.receive()
+            if self.agreed.stop is not None:
+                raise _StopAgreed
+        return max(1, self.agreed.targets)
 
 
 def forward_backward(
     model: ParallelModel,
-    loss: Loss,
     batch: StepBatch,
-    micro_batch: int | None,
     header: Header,
     device: torch.device,
+    step: int,
     first: bool = False,
 ) -> tuple[Agreed, float]:
     """Accumulate the gradient of the global batch's mean loss.
 
-    The number of targets of the global batch is on its way in `header`; it is waited for only when the first backward
-    pass needs it.
+    The number of targets of the global batch is on its way in `header`. It is waited for only when the first backward
+    pass needs it; in a pipeline before anything is sent, since a step that is given up there would leave messages
+    under way.
 
     Args:
         model: on its mesh.
-        loss: sum of losses and number of targets.
         batch: this rank's share of the step.
-        micro_batch: samples of one pass; None for the whole share.
         header: has been sent.
         device: where the model is.
-        first: whether this is the attempt's first step, in which the loss is held to its contract.
+        step: updates made before; dropout masks depend on it.
+        first: whether this is the attempt's first step, in which loss and model are held to their contracts.
 
     Returns:
-        What the ranks agreed on, and this rank's sum of losses. Where they agreed to stop, nothing has changed.
+        What the ranks agreed on, and the sum of losses where this rank computed losses that count, else 0. Where they
+        agreed to stop, nothing has changed.
 
     Raises:
-        UserError: the loss returns something else than it should, or counts otherwise than it says.
+        UserError: the loss returns something else than it should, or counts otherwise than it says; parameters take no
+            part in the step.
     """
-    copies = model.begin_step()
-    agreed: Agreed | None = None
-    total, counted = 0.0, 0
-    parts = list(micro_batches(batch.inputs, batch.targets, micro_batch, device))
-    for number, (inputs, targets) in enumerate(parts, start=1):
-        with model.precision.autocast():
-            result = loss(model.module(inputs), targets)
-        if first and number == 1:
-            check_result(loss, result)
-        loss_sum, count = result
-        agreed = agreed or header.receive()
-        if agreed.stop is not None:
-            break
-        with model.gradients.last_backward(number == len(parts)):
-            (loss_sum / max(1, agreed.targets)).backward()  # type: ignore[no-untyped-call]
-        total += loss_sum.item()
-        counted += int(count)
-    agreed = agreed or header.receive()
-    if agreed.stop is not None:
+    gate = _Gate(header)
+    copies = model.begin_step(step, batch.first)
+    parts = list(micro_batches(batch.inputs, batch.targets, model.micro_batch, model.passes, device))
+    try:
+        if model.layout.pp > 1:
+            gate.open()
+        total, counted = model.forward_backward(parts, gate.open, check_result if first else None)
+        gate.open()
+    except _StopAgreed:
+        assert gate.agreed is not None
         model.abandon_step(copies)
-        return agreed, 0.0
-    _check_count(loss, batch.targets, counted)
+        return gate.agreed, 0.0
+    assert gate.agreed is not None
+    if counted is not None:
+        _check_count(model.loss, batch.targets, counted)
     model.finish_step()
-    return agreed, total
-
-
-def clip(model: ParallelModel, largest: float | None) -> float:
-    """Scale the gradients down to a global norm of at most `largest`; returns the norm before."""
-    norm = model.gradients.norm().item()
-    if largest is not None and math.isfinite(norm) and norm > largest:
-        model.gradients.scale(largest / norm)
-    return norm
+    return gate.agreed, total if model.counts_loss else 0.0
 
 
 def expected_count(loss: Loss, targets: Any) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dthpc.models.size import count_parameters, flops_per_token
+from dthpc.models.size import flops_per_token
 from dthpc.monitor.events import read_events
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def summarize(t: Training, totals: Totals, bigram_bits_per_byte: float | None) -
     events, _ = read_events(t.context.run.events)
     started = min((event["time"] for event in events if event.get("kind") == "attempt_start"), default=None)
     evaluation, step = t.last_eval, t.last_step
-    parameters = count_parameters(t.model.module)
+    parameters = t.model.elements
     rate = totals.targets / totals.seconds if totals.steps else None
     flops = flops_per_token(t.config, parameters, getattr(t.data, "vocab_size", None))
     return {

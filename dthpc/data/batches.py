@@ -16,12 +16,23 @@ def rows(batch: Any) -> int:
     return batch.shape[0]
 
 
-def micro_batches(inputs: Any, targets: Any, size: int | None, device: torch.device) -> Iterator[tuple[Any, Any]]:
-    """Parts of a batch of at most `size` samples each (None: the whole batch), on the device; none if it is empty."""
+def micro_batches(
+    inputs: Any, targets: Any, size: int | None, passes: int | None, device: torch.device
+) -> Iterator[tuple[Any, Any]]:
+    """Parts of a batch of at most `size` samples each, on the device.
+
+    Args:
+        inputs: of the whole batch.
+        targets: of the whole batch.
+        size: samples of a part; None: the whole batch.
+        passes: number of parts, of which the last may be short or empty; None: as many as have samples, so none if the
+            batch is empty.
+        device: where to.
+    """
     count = rows(inputs)
     size = size or max(1, count)
-    for start in range(0, count, size):
-        stop = start + size
+    for number in range(passes if passes is not None else -(-count // size)):
+        start, stop = number * size, (number + 1) * size
 
         def part(tensor: Tensor, start: int = start, stop: int = stop) -> Tensor:
             return tensor[start:stop].to(device, non_blocking=True)

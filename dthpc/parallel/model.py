@@ -1,0 +1,215 @@
+"""A model on its mesh: the verbs of a training step, the same for every layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dthpc.data.batches import rows
+from dthpc.models.dropout import DropoutStream
+from dthpc.parallel.layout import Layout
+from dthpc.parallel.mesh import Mesh
+from dthpc.parallel.pipeline.links import Links
+from dthpc.parallel.pipeline.runtime import execute
+from dthpc.parallel.pipeline.schedule import Action, Kind, Schedule, actions_of
+from dthpc.parallel.pipeline.worker import MicroBatch, ModuleWorker
+from dthpc.parallel.precision import Precision
+from dthpc.parallel.scaler import LossScaler
+from dthpc.parallel.sharding.shards import Shards
+
+Loss = Callable[[Any, Any], tuple[Tensor, Tensor]]
+"""Outputs and targets to the sum of losses (fp32 scalar) and the number of targets that count (int64 scalar)."""
+
+Check = Callable[[Loss, Any], None]
+"""Raises where what a loss returned is not what it should be."""
+
+
+@dataclass
+class ParallelModel:
+    """A rank's part of a model, and how it takes part in a step."""
+
+    chunks: list[nn.Module]
+    """The chunks of layers that this rank holds; parameters keep their global names."""
+
+    mesh: Mesh
+    """Where this rank stands."""
+
+    shards: Shards
+    """Parameters, gradients, and the pieces that the optimizer updates."""
+
+    loss: Loss
+    """The configured loss, of the whole model's outputs."""
+
+    schedule: Schedule
+    """Which stages a rank holds, and in which order it works on them."""
+
+    worker: ModuleWorker
+    """Runs the chunks."""
+
+    links: Links
+    """To the neighbouring stages."""
+
+    precision: Precision
+    """Number formats."""
+
+    scaler: LossScaler
+    """Loss scale; 1 for all formats but fp16."""
+
+    dropout: DropoutStream
+    """Where masks come from."""
+
+    elements: int
+    """Trained parameters of the whole model."""
+
+    micro_batch: int
+    """Samples of a pass, at most."""
+
+    passes_of_largest: int
+    """Passes of the rank with the largest share of a global batch."""
+
+    islands: int = 1
+    """Groups of ranks that reduce their gradients only among themselves."""
+
+    check: Check | None = field(default=None, init=False)
+    """Looks at what the loss returned, in the first step."""
+
+    @property
+    def layout(self) -> Layout:
+        """The degrees."""
+        return self.mesh.layout
+
+    @property
+    def module(self) -> nn.Module:
+        """The chunks as one module, to look at; its `forward` is of use only without a pipeline."""
+        return self.chunks[0] if len(self.chunks) == 1 else nn.ModuleList(self.chunks)
+
+    @property
+    def passes(self) -> int | None:
+        """Passes that every rank makes in a step, where others wait for it in them; None: as many as it has work for."""
+        return self.passes_of_largest if self.layout.pp > 1 or self.layout.zero >= 2 else None
+
+    @property
+    def random_stream(self) -> int:
+        """Which random numbers this rank draws: tensor-parallel ranks draw the same ones."""
+        return self.layout.dp_rank(self.mesh.rank) * self.layout.pp + self.mesh.index("pp")
+
+    @property
+    def counts_loss(self) -> bool:
+        """Whether this rank's losses count: all tensor-parallel ranks of the last stage compute the same ones."""
+        return self.mesh.index("tp") == 0
+
+    @cached_property
+    def buffers(self) -> list[Tensor]:
+        """What the chunks keep beside their parameters and save with them, such as running statistics."""
+        return [buffer for chunk in self.chunks for buffer in persistent_buffers(chunk)]
+
+    def begin_step(self, step: int, first_sample: int) -> list[Tensor]:
+        """Zero the gradients; returns copies of the buffers for `abandon_step`.
+
+        Args:
+            step: updates made before.
+            first_sample: global number of the first sample of this rank's share.
+        """
+        self.dropout.step, self._first_sample = step, first_sample
+        self.shards.begin_step()
+        return [buffer.clone() for buffer in self.buffers]
+
+    def forward_backward(
+        self, parts: Sequence[tuple[Any, Any]], targets: Callable[[], int], check: Check | None
+    ) -> tuple[float, int | None]:
+        """Make the passes of a step; gradients add up in `shards`.
+
+        Args:
+            parts: inputs and targets of the micro-batches.
+            targets: number of targets of the global batch; asked before the first backward pass, and may raise.
+            check: looks at what the loss returned.
+
+        Returns:
+            Sum of losses, and how many targets they counted; None where another stage computes them.
+        """
+        self.check = check
+        plan = self.schedule
+        actions = actions_of(plan.name, self.mesh.index("pp"), plan.ranks, plan.chunks, len(parts)) if parts else ()
+        # Replicas that train on their own each take the mean over their share of the targets.
+        self.worker.begin(self._numbered(parts), actions, lambda: targets() / (self.scaler.scale * self.islands))
+        execute(actions, self.worker, self.links)
+        return self.worker.loss, self.worker.counted if self.holds_last_stage else None
+
+    @property
+    def holds_last_stage(self) -> bool:
+        """Whether this rank computes losses."""
+        return self.layout.stages - 1 in self.stages
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The pipeline stages that this rank's chunks are."""
+        return self.schedule.stages_of(self.mesh.index("pp"))
+
+    @torch.no_grad()
+    def evaluate(self, inputs: Any, targets: Any) -> tuple[float, int]:
+        """Sum of losses and number of targets of one batch that counts here; collective over a pipeline's ranks."""
+        actions = [Action(Kind.F, stage, 0) for stage in sorted(self.stages)]
+        self._first_sample, self.check = 0, None
+        self.worker.begin(self._numbered([(inputs, targets)]), actions)
+        execute(actions, self.worker, self.links)
+        return (self.worker.loss, self.worker.counted) if self.counts_loss else (0.0, 0)
+
+    def finish_step(self) -> None:
+        """Wait for the gradients' sums, and give every replica the first one's buffers, which are saved."""
+        self.shards.finish_step()
+        for axis in ("shard", "replicate"):
+            group = self.mesh.group(axis)
+            if group is not None and self.buffers:
+                _broadcast(self.buffers, group)
+
+    def abandon_step(self, copies: list[Tensor]) -> None:
+        """Undo what passes since `begin_step` left behind."""
+        self.shards.abandon_step()
+        for buffer, copy in zip(self.buffers, copies, strict=True):
+            buffer.copy_(copy)
+
+    def update(self, optimizer: torch.optim.Optimizer, largest: float | None) -> float:
+        """Clip the gradients to a global norm of at most `largest`, and update the parameters.
+
+        Returns:
+            The global norm before, the same on all ranks. Where it is not finite, nothing is updated.
+        """
+        scale = self.scaler.scale
+        norm = self.shards.norm().item() / scale
+        if not self.scaler.update(math.isfinite(norm)):
+            return norm
+        clipping = largest / norm if largest is not None and norm > largest else 1.0
+        if clipping != scale:
+            self.shards.scale(clipping / scale)
+        optimizer.step()
+        self.shards.publish()
+        return norm
+
+    def _numbered(self, parts: Sequence[tuple[Any, Any]]) -> list[MicroBatch]:
+        batches, first = [], self._first_sample
+        for inputs, targets in parts:
+            count = rows(inputs)
+            batches.append(MicroBatch(inputs, targets, count, range(first, first + count)))
+            first += count
+        return batches
+
+
+def persistent_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers that belong to the model's state."""
+    saved = model.state_dict().keys()
+    return [buffer for name, buffer in model.named_buffers() if name in saved]
+
+
+def _broadcast(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
+    source = dist.get_global_rank(group, 0)
+    works = [dist.broadcast(tensor.detach(), source, group=group, async_op=True) for tensor in tensors]
+    for work in works:
+        if work is not None:
+            work.wait()
