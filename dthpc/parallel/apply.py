@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ def parallelize(
         scaler=make_scaler(config.precision),
         dropout=dropout,
         elements=elements,
-        micro_batch=-(-(-(-config.train.global_batch // mesh.layout.dp)) // passes),
+        micro_batch=ceil(ceil(config.train.global_batch / mesh.layout.dp) / passes),
         passes_of_largest=passes,
         islands=mesh.size("replicate") if parallel.outer.every else 1,
     )

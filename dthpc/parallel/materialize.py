@@ -74,7 +74,7 @@ def _allocate(chunk: nn.Module, device: torch.device) -> None:
             # Swapping what a parameter holds keeps its identity; `Module.to_empty` would not.
             if parameter.is_meta:
                 fresh = nn.Parameter(torch.empty_like(parameter, device=device), parameter.requires_grad)
-                torch.utils.swap_tensors(parameter, fresh)
+                torch.utils.swap_tensors(parameter, fresh)  # type: ignore[no-untyped-call]
             elif parameter.device != device:
                 parameter.data = parameter.data.to(device)
         for name, buffer in module.named_buffers(recurse=False):

@@ -92,7 +92,7 @@ class ParallelModel:
 
     @property
     def passes(self) -> int | None:
-        """Passes that every rank makes in a step, where others wait for it in them; None: as many as it has work for."""
+        """Passes that every rank makes in a step, where others wait in them; None: as many as it has work for."""
         return self.passes_of_largest if self.layout.pp > 1 or self.layout.zero >= 2 else None
 
     @property

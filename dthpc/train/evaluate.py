@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dthpc.data.batches import micro_batches
 from dthpc.data.loader import evaluation_batches
 from dthpc.errors import UserError
-from dthpc.data.batches import micro_batches
 from dthpc.train.callbacks import EvalRecord
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dthpc.data.batches import micro_batches
 from dthpc.data.loader import StepBatch
 from dthpc.errors import UserError
 from dthpc.models.losses import count_targets
 from dthpc.parallel.model import Loss, ParallelModel
-from dthpc.data.batches import micro_batches
 from dthpc.train.header import Agreed, Header
 
 
