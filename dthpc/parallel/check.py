@@ -6,11 +6,20 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dthpc.config.schema import ParallelConfig
+from omegaconf import OmegaConf
+
+from dthpc.config.schema import ActivationConfig, GradientConfig, OffloadConfig, OuterConfig, ParallelConfig
 from dthpc.errors import UserError, nearest
 from dthpc.parallel.combinations import find_conflicts, value_at
 from dthpc.parallel.fit import check_model
 from dthpc.parallel.pipeline.names import SCHEDULES, chunks_of, mistakes
+
+NESTED = {
+    "gradients": GradientConfig,
+    "activations": ActivationConfig,
+    "offload": OffloadConfig,
+    "outer": OuterConfig,
+}
 
 AXES = ("pp", "replicate", "shard", "cp", "tp")
 """All axes, from the outermost to the innermost by default."""
@@ -37,25 +46,29 @@ MOST_SIZES = 4096
 
 def parallel_of(config: Any) -> ParallelConfig:
     """`config.parallel` as a typed object, with the schema's default for what it leaves out."""
-    from omegaconf import OmegaConf
-
     node = config.parallel
-    given = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    parallel = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ParallelConfig), given))
-    assert isinstance(parallel, ParallelConfig)
-    return parallel
+    # Merging with the schema in OmegaConf takes 10 ms, which a dry run would notice.
+    given: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else dict(node)
+    return ParallelConfig(**{**given, **{name: kind(**given.get(name) or {}) for name, kind in NESTED.items()}})
 
 
 def degrees_of(config: Any, world_size: int) -> dict[str, int]:
     """The degree of each axis on that many ranks, for degrees that `check` has let pass."""
     parallel = parallel_of(config)
     dp = world_size // (parallel.pp * parallel.cp * parallel.tp)
-    replicate = dp if parallel.zero == 0 else parallel.replicate or 1
-    if replicate == NODES:
-        tasks = value_at(config, "cluster.tasks_per_node") or world_size
-        replicate = dp // math.gcd(dp, tasks // parallel.tp if tasks % parallel.tp == 0 else 1)
+    replicate = _replicas(parallel, config, world_size)
     fixed = {axis: int(getattr(parallel, axis)) for axis in ("pp", "cp", "tp")}
-    return {**fixed, "replicate": int(replicate), "shard": dp // int(replicate)}
+    return {**fixed, "replicate": replicate, "shard": dp // replicate}
+
+
+def _replicas(parallel: ParallelConfig, config: Any, ranks: int) -> int:
+    dp = ranks // (parallel.pp * parallel.cp * parallel.tp)
+    if parallel.zero == 0:
+        return dp
+    if parallel.replicate == NODES:
+        tasks = value_at(config, "cluster.tasks_per_node") or ranks
+        return dp // math.gcd(dp, tasks // parallel.tp if tasks % parallel.tp == 0 else 1)
+    return int(parallel.replicate or 1)
 
 
 def micro_batches_of(config: Any, dp: int, pp: int) -> int:
@@ -324,7 +337,7 @@ def _check_micro_batches(
 
 
 def _check_outer(parallel: ParallelConfig, config: Any, ranks: int) -> list[UserError]:
-    if parallel.outer.every == 0 or degrees_of(config, ranks)["replicate"] > 1:
+    if parallel.outer.every == 0 or _replicas(parallel, config, ranks) > 1:
         return []
     more = "parallel.replicate=2 or more" if parallel.zero else "more data-parallel ranks"
     return [
