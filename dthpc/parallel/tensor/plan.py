@@ -5,7 +5,7 @@ A model says so with one method, from patterns (`fnmatch`) of global module name
     def tensor_plan(self) -> dict[str, str]:
         return {
             "embed": "vocab_embedding",
-            "position": "positions",
+            "position": "sequence",
             "dropout": "sequence",
             "blocks.*_norm": "sequence",
             "blocks.*.attention": "attention",
@@ -27,7 +27,9 @@ degree, n a width, and *whole* means the same values on every rank:
 vocab_embedding
     `nn.Embedding` of token numbers, split by rows. In: whole `[B, T]`. Out: `[B, T, dim]`.
 column
-    `nn.Linear`, split by output features. Out: this rank's features `[B, T, n / tp]`, of the whole sequence.
+    `nn.Linear`, split by output features. Out: this rank's features `[B, T, n / tp]`, of the whole sequence. Its
+    features must be of one kind: a matrix that makes queries, keys and values, or gate and input, has to be written
+    as several.
 row
     `nn.Linear`, split by input features. In: what `column` gives. Out: `[B, T, dim]`.
 vocab_head
@@ -41,18 +43,20 @@ shared_input
     Any other module whose `column` children all read one and the same tensor, such as a gated feed-forward: one
     exchange serves all of them.
 sequence
-    A module between the matrices that works on each token for itself: norms, dropouts. Its parameters' gradients are
-    summed over the ranks under sequence parallelism, and one with an attribute `shard` (`dthpc.models.dropout`) gets
-    `(1, index, tp)`: which part of the sequence it sees.
-positions
-    `nn.Embedding` of positions. In: whole `[T]`, int64. Out: the rows that are to be added to the output of
-    `vocab_embedding`: all of them, or this rank's part of the sequence.
+    A module between the matrices that works on each token for itself: norms, dropouts, learned positions. Under
+    sequence parallelism its parameters' gradients are summed over the ranks, and it and its children, where they have
+    an attribute `shard`, get `(1, index, tp)`: which part of the sequence they see (`dthpc.models.dropout.Dropout`).
+inner
+    A module with parameters between a `column` and a `row`, which works on this rank's features with values that all
+    ranks share, such as a norm over each head's queries. Its parameters' gradients are summed over the ranks.
 scatter
     A module that every rank computes whole and whose output `[B, T, dim]` goes into the matrices, such as the patches
     of an image.
 gather
     A module that is computed whole on every rank, from the whole sequence, such as a pooling head. In: the output
     of `row` or `sequence`; it gets `[B, T, dim]` as its first argument.
+whole
+    A module that is given whole inputs and computed whole on every rank, such as what follows a `gather`.
 
 Where a module has no role, every rank computes it whole, on whole inputs; that is right outside the matrices and
 between them, but with sequence parallelism the activations between matrices are `[B, T / tp, dim]`, so there every
@@ -79,9 +83,10 @@ ROLES = (
     "attention",
     "shared_input",
     "sequence",
-    "positions",
+    "inner",
     "scatter",
     "gather",
+    "whole",
 )
 
 
@@ -126,6 +131,49 @@ def roles_of(chunk: nn.Module, tp: int) -> dict[str, str]:
 def _matches(chunk: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, str]]:
     for name, _ in chunk.named_modules():
         for pattern, role in plan.items():
-            if fnmatchcase(name, pattern):
+            if name and fnmatchcase(name, pattern):
                 yield name, role
                 break
+
+
+def check_coverage(chunk: nn.Module, roles: dict[str, str], sequence_parallel: bool) -> None:
+    """Refuse a plan under which some parameters would silently get only a rank's summand of their gradients.
+
+    Args:
+        chunk: before it is split.
+        roles: of its modules.
+        sequence_parallel: whether the sequence is split between matrices.
+
+    Raises:
+        UserError: a parameter beside split matrices, or any under sequence parallelism, belongs to no role.
+    """
+    if not roles:
+        raise UserError(
+            f"the tensor plan of {type(chunk).__name__} matches none of its modules",
+            key="tensor_plan",
+            value=", ".join(chunk.tensor_plan()) if isinstance(chunk, HasTensorPlan) else None,
+            instead="patterns of module names such as "
+            + ", ".join(sorted(n for n, _ in chunk.named_modules() if n)[:5]),
+        )
+    for name, _ in chunk.named_parameters():
+        owners = [name.rsplit(".", level)[0] for level in range(1, name.count(".") + 1)]
+        nearest_roles = [roles[owner] for owner in owners if owner in roles]
+        inside = bool(nearest_roles) and nearest_roles[0] in ("attention", "shared_input")
+        if inside or (sequence_parallel and not nearest_roles):
+            raise UserError(
+                "the tensor plan gives no role to the module of this parameter"
+                + (", which stands beside split matrices" if inside else ", as sequence parallelism needs"),
+                key="tensor_plan",
+                value=name,
+                instead="`inner` between a column and a row; `sequence`, `scatter`, `gather` or `whole` elsewhere",
+            )
+
+
+def wrong(name: str, role: str, need: str, module: nn.Module) -> UserError:
+    """A role that does not fit its module."""
+    return UserError(
+        f"the tensor plan's role {role} {need}, and {name} is {type(module).__name__}",
+        key="tensor_plan",
+        value=name,
+        instead=f"another role, or {need.removeprefix('is for ')}",
+    )
