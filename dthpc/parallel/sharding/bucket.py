@@ -1,0 +1,251 @@
+"""One flat storage of parameters of a kind, of their gradients, and the pieces of it that this rank updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from dthpc.comm.collectives import BufferPool
+from dthpc.parallel.parts import Part, Piece
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the parameters of a bucket have in common."""
+
+    dtype: torch.dtype
+    """Format of the storage."""
+
+    device: torch.device
+    """Where it is."""
+
+    chunks: tuple[int, ...]
+    """The chunks that use them."""
+
+    unit: int | None
+    """The unit that gathers them (ZeRO-3)."""
+
+    partial: bool
+    """Whether their gradients are added over tensor-parallel ranks."""
+
+    tied: int | None
+    """Pipeline rank that holds copies of them."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """A parameter's place in its bucket."""
+
+    parameter: nn.Parameter
+    part: Part
+    start: int
+    stop: int
+    bucket: Bucket = field(repr=False)
+
+    filled: bool = False
+    """Whether the bucket's full gradients hold this one's."""
+
+    used: bool = False
+    """Whether a gradient came in this step."""
+
+    hooked: bool = False
+    """Whether it came from autograd in this step, rather than from a pass for weights alone."""
+
+    expected: dict[int, int] = field(default_factory=dict)
+    """Gradients that come in the reducing pass of each chunk."""
+
+    seen: dict[int, int] = field(default_factory=dict)
+    """Those of them that came."""
+
+
+class Bucket:
+    """Flat storages, padded to a multiple of the shards: `[size]` whole, `[size / shards]` this rank's share.
+
+    Whatever the stage, gradients arrive in `full` and leave as `share`:
+
+        stage   values                          full gradients          share
+        0       the parameters' own (fp32)      always there            the same
+        1       whole                           always there            a slice of them
+        2       whole                           from first to reduction its own
+        3       whole while gathered            from first to reduction its own
+    """
+
+    def __init__(
+        self, kind: Kind, parameters: list[tuple[nn.Parameter, Part]], shards: int, index: int, zero: int
+    ) -> None:
+        """Lay the parameters out.
+
+        Args:
+            kind: theirs.
+            parameters: in the order in which gradients are expected; fp32, holding their values.
+            shards: data-parallel ranks that divide the bucket among them.
+            index: this rank's place among those.
+            zero: ZeRO stage; without effect where `shards` is 1.
+        """
+        self.kind = kind
+        self.slots: list[Slot] = []
+        offset = 0
+        for parameter, part in parameters:
+            self.slots.append(Slot(parameter, part, offset, offset + parameter.numel(), self))
+            offset += parameter.numel()
+        self.shards = shards
+        self.count = offset
+        self.size = -(-offset // shards) * shards
+        self.low = self.size // shards * index
+        self.high = self.low + self.size // shards
+        self.launched = False
+        self.missing = 0
+        self.summed = False
+        self.every_pass = zero >= 2
+        self.sharded_values = zero == 3
+        self._make_values(flat=zero > 0 or kind.dtype != torch.float32)
+        self.full: Tensor | None = None if self.every_pass else self._empty(self.size)
+        if self.full is not None:
+            self.full[self.count :].zero_()
+        self.share = self._empty(self.size // shards) if self.full is None else self.full[self.low : self.high]
+        self.update: Tensor | None = self.share if kind.dtype == torch.float32 else None
+        self.pieces = self._make_pieces()
+
+    def _empty(self, elements: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(elements, dtype=dtype or self.kind.dtype, device=self.kind.device)
+
+    def _make_values(self, flat: bool) -> None:
+        """Move the parameters into flat storage; the fp32 masters are made from the values before rounding."""
+        self.values: Tensor | None = None
+        self.masters: Tensor | None = None
+        self.local: Tensor | None = None
+        if not flat:
+            return
+        whole = torch.zeros(self.size, dtype=torch.float32, device=self.kind.device)
+        for slot in self.slots:
+            whole[slot.start : slot.stop].copy_(slot.parameter.detach().flatten())
+        self.values = whole.to(self.kind.dtype)
+        mine = slice(self.low, self.high)
+        if self.kind.dtype != torch.float32:
+            self.masters = whole[mine].clone()
+        if self.sharded_values:
+            self.local = self.values[mine].clone()
+        for slot in self.slots:
+            slot.parameter.data = self.values[slot.start : slot.stop].view(slot.parameter.shape)
+        if self.sharded_values:
+            self.release()
+
+    def _make_pieces(self) -> list[Piece]:
+        if self.values is None:
+            return [Piece(slot.part, 0, slot.parameter.numel(), slot.parameter) for slot in self.slots]
+        held = self.local if self.masters is None else self.masters
+        mine = self.values[self.low : self.high] if held is None else held
+        pieces = []
+        for slot in self.slots:
+            low, high = max(slot.start, self.low), min(slot.stop, self.high)
+            if low < high:
+                tensor = nn.Parameter(mine[low - self.low : high - self.low])
+                pieces.append(Piece(slot.part, low - slot.start, high - slot.start, tensor))
+        return pieces
+
+    # Values ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def mine(self) -> Tensor:
+        """This rank's share of the values, in the format of the storage."""
+        assert self.values is not None
+        return self.values[self.low : self.high] if self.local is None else self.local
+
+    def round_masters(self) -> None:
+        """Write the masters to the storage that passes use."""
+        if self.masters is not None:
+            self.mine.copy_(self.masters)
+
+    @property
+    def gathered(self) -> bool:
+        """Whether the whole values are there."""
+        return self.values is None or self.values.untyped_storage().nbytes() > 0
+
+    def claim(self) -> None:
+        """Make room for the whole values."""
+        assert self.values is not None
+        self.values.untyped_storage().resize_(self.size * self.values.element_size())
+
+    def release(self) -> None:
+        """Let go of the whole values. Parameters keep their shape, and what autograd saved of them is whole again when
+        they are."""
+        assert self.values is not None
+        self.values.untyped_storage().resize_(0)
+
+    # Gradients -------------------------------------------------------------------------------------------------------
+
+    def receive(self, slot: Slot, gradient: Tensor, pool: BufferPool) -> None:
+        """Take a gradient; the first of a step replaces what the storage held, so that nothing need be zeroed."""
+        view = self.view(slot, pool)
+        if not slot.filled:
+            view.copy_(gradient)
+            slot.filled = True
+        elif gradient.data_ptr() != view.data_ptr():
+            view.add_(gradient)
+        slot.parameter.grad = view
+
+    def view(self, slot: Slot, pool: BufferPool) -> Tensor:
+        """A parameter's place in the full gradients."""
+        if self.full is None:
+            self.full = pool.take(self.size, self.kind.dtype, self.kind.device)
+            self.full[self.count :].zero_()
+        return self.full[slot.start : slot.stop].view(slot.parameter.shape)
+
+    def complete(self, pool: BufferPool) -> Tensor:
+        """The full gradients; those that did not come are zero."""
+        for slot in self.slots:
+            if not slot.filled:
+                view = self.view(slot, pool)
+                view.zero_()
+                slot.parameter.grad = view
+                slot.filled = True
+        assert self.full is not None
+        return self.full
+
+    def detach(self) -> None:
+        """Take full gradients that are on their way out of the parameters' sight (stages 2 and 3)."""
+        self.full = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the parameters' gradients."""
+        for slot in self.slots:
+            slot.parameter.grad = None
+            slot.filled = False
+
+    def present(self) -> None:
+        """Give the pieces their gradients, in fp32."""
+        self.update = self.share if self.kind.dtype == torch.float32 else self.share.float()
+        if self.shards > 1:
+            self.forget()
+        at = 0
+        for slot in self.slots:
+            low, high = max(slot.start, self.low), min(slot.stop, self.high)
+            if self.values is None:
+                slot.parameter.grad = self.update[slot.start : slot.stop].view(slot.parameter.shape)
+            elif low < high:
+                self.pieces[at].tensor.grad = self.update[low - self.low : high - self.low]
+                at += 1
+
+    def dismiss(self) -> None:
+        """Let go of fp32 copies of 16-bit gradients."""
+        if self.kind.dtype != torch.float32:
+            self.update = None
+            for piece in self.pieces:
+                piece.tensor.grad = None
+
+    @property
+    def counted(self) -> list[tuple[int, int]]:
+        """Ranges of the share whose elements count in norms, merged where they touch."""
+        ranges: list[tuple[int, int]] = []
+        for slot in self.slots:
+            low, high = max(slot.start, self.low) - self.low, min(slot.stop, self.high) - self.low
+            if low >= high or not slot.part.counts:
+                continue
+            if ranges and ranges[-1][1] == low:
+                ranges[-1] = (ranges[-1][0], high)
+            else:
+                ranges.append((low, high))
+        return ranges

@@ -1,0 +1,151 @@
+"""Parameters, gradients and what an optimizer updates, held and reduced over data-parallel ranks by one mechanism."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from dthpc.comm.collectives import BufferPool, all_gather
+from dthpc.parallel.mesh import Mesh
+from dthpc.parallel.parts import Parts, Piece
+from dthpc.parallel.sharding.bucket import Bucket
+from dthpc.parallel.sharding.gradients import Gradients
+from dthpc.parallel.sharding.norm import Norm
+from dthpc.parallel.sharding.options import ShardOptions
+from dthpc.parallel.sharding.partition import partition
+from dthpc.parallel.sharding.reduction import Reduction
+from dthpc.parallel.sharding.unused import Unused
+
+__all__ = ["ShardOptions", "Shards"]
+
+
+class Shards:
+    """Owns the values and gradients of a rank's parameters.
+
+    A step is: `begin_step`; passes within `forward` and `backward`; `finish_step`, after which the pieces' gradients
+    are sums over all ranks; the update of the pieces; `publish`. A gradient is a plain sum: divide the loss by the
+    global number of targets before the backward pass.
+
+    Without ZeRO or with stage 1, ranks may run any number of passes in a step, also none. With stages 2 and 3 the
+    number is the same on all data-parallel ranks; a pass may be over zero rows.
+    """
+
+    def __init__(self, chunks: Sequence[nn.Module], parts: Parts, mesh: Mesh, options: ShardOptions) -> None:
+        """Move the parameters to their storages.
+
+        Args:
+            chunks: this rank's chunks of layers; parameters are fp32 and hold their values.
+            parts: what each parameter is of the whole model's.
+            mesh: this rank's groups.
+            options: ZeRO stage and formats.
+        """
+        self._mesh = mesh
+        self._options = options
+        shards = mesh.size("shard") if options.zero else 1
+        zero = options.zero if shards > 1 else 0
+        self._group = mesh.group("shard") if shards > 1 else None
+        self._pool = BufferPool()
+        groups = partition(chunks, parts, options)
+        self.buckets = [Bucket(kind, members, shards, mesh.index("shard"), zero) for kind, members in groups]
+        reduction = Reduction(mesh, shards, options.gradient_dtype, self._pool)
+        self._gradients = Gradients(self.buckets, reduction, self._pool, every_pass=zero >= 2)
+        self._every_pass = zero >= 2
+        self._norm = Norm(mesh, shards)
+        self._unused = Unused(mesh, options.allow_unused)
+        self.pieces: list[Piece] = [piece for bucket in reversed(self.buckets) for piece in reversed(bucket.pieces)]
+
+    @property
+    def unused(self) -> list[str]:
+        """Names of this rank's parameters that got no gradient on any data-parallel rank in the first step."""
+        return self._unused.names
+
+    def begin_step(self) -> None:
+        """Start a step: no gradients."""
+        self._gradients.begin()
+
+    def forward(self, chunk: int) -> AbstractContextManager[None]:
+        """Around a forward pass of a chunk."""
+        return nullcontext()
+
+    def backward(self, chunk: int, last: bool, complete: bool = True) -> AbstractContextManager[None]:
+        """Around a backward pass of a chunk.
+
+        Args:
+            chunk: its number on this rank.
+            last: whether no later pass of the step adds gradients to the chunk.
+            complete: whether the micro-batch's gradients are all there after it: false for a pass for the input's
+                gradient that one for the weights' follows.
+        """
+        reduces = complete if self._every_pass else last
+        return self._gradients.reducing(chunk) if reduces or last else nullcontext()
+
+    def ready(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Take a gradient that was computed outside autograd; it counts as if it had come from there.
+
+        Args:
+            parameter: one of the chunks'; those that are not trained are passed over.
+            gradient: of its shape; copied.
+        """
+        self._gradients.ready(parameter, gradient)
+
+    def finish_step(self) -> None:
+        """Make all gradients the sums over all ranks, and give the pieces theirs; collective.
+
+        Raises:
+            UserError: in the first step, parameters got no gradient on any rank, and that is not allowed.
+        """
+        self._unused.ask_once(self.buckets)
+        self._gradients.finish()
+        self._pool.clear()
+
+    @torch.no_grad()
+    def norm(self) -> Tensor:
+        """Euclidean norm of the whole model's gradient (fp64 scalar), of the same bits on all ranks."""
+        return self._norm.of(self.buckets)
+
+    @torch.no_grad()
+    def scale(self, factor: float) -> None:
+        """Multiply all gradients."""
+        for bucket in self.buckets:
+            if bucket.update is not None:
+                bucket.update.mul_(factor)
+
+    @torch.no_grad()
+    def publish(self) -> None:
+        """After the update of the pieces: make it the parameters' values, on all ranks; collective."""
+        pending = []
+        for bucket in reversed(self.buckets):
+            bucket.round_masters()
+            if self._group is not None and bucket.local is None:
+                assert bucket.values is not None
+                pending.append(all_gather(bucket.values, bucket.mine, self._group))
+            bucket.dismiss()
+        for gather in pending:
+            gather.wait()
+
+    def abandon_step(self) -> None:
+        """Drop what passes since `begin_step` left behind."""
+        self._gradients.abandon()
+        self._pool.clear()
+
+    def storage_bytes(self) -> dict[str, int]:
+        """Bytes of this rank's live storages: `parameters` (in the format that passes use), `masters` (fp32 copies of
+        16-bit ones; part of the optimizer state in the ZeRO paper's count) and `gradients`."""
+        storages: dict[str, dict[int, int]] = {"parameters": {}, "masters": {}, "gradients": {}}
+
+        def note(kind: str, *tensors: Tensor | None) -> None:
+            for tensor in tensors:
+                if tensor is not None:
+                    storage = tensor.untyped_storage()
+                    storages[kind][storage._cdata] = storage.nbytes()
+
+        for bucket in self.buckets:
+            note("parameters", bucket.local, *(slot.parameter for slot in bucket.slots))
+            note("masters", bucket.masters)
+            note("gradients", bucket.full, bucket.share, bucket.update)
+        counts = {kind: sum(found.values()) for kind, found in storages.items()}
+        counts["gradients"] += self._pool.nbytes
+        return counts
