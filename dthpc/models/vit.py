@@ -13,6 +13,8 @@ from dthpc.models.gpt import BLOCK_PLAN, Block, fill_block_parameter
 from dthpc.models.layers import LearnedPositions
 from dthpc.models.pipeline import PipelineLayer, block_layers
 
+POSITION_STD = 0.5
+
 
 class Patches(nn.Module):
     """Cuts an image into square patches and maps each to a vector."""
@@ -122,15 +124,19 @@ class ViT(nn.Module):
             **BLOCK_PLAN,
             "norm": "sequence",
             "pool": "gather",
+            "head": "whole",
         }
 
     @torch.no_grad()
     def init_parameter(self, name: str, parameter: Tensor, generator: torch.Generator) -> None:
         """Fill one parameter with its initial values, drawn from `generator` alone.
 
-        As the decoder's, but the patches are mapped with a deviation of 1/√(values in a patch), for there are few.
+        As the decoder's, but for what enters the first block: patches are mapped with a deviation of 1/√(values in a
+        patch), and positions have about the size that this gives to patches, so that neither drowns the other.
         """
         if name == "embed.linear.weight":
             parameter.normal_(0.0, parameter.shape[1] ** -0.5, generator=generator)
+        elif name == "position.weight":
+            parameter.normal_(0.0, POSITION_STD, generator=generator)
         else:
             fill_block_parameter(name, parameter, generator, self.layers_total)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from dthpc.errors import UserError, UserErrors
+from dthpc.models.dropout import Dropout, DropoutStream, attach
 from dthpc.models.gpt import GPT
 from dthpc.models.init import init_parameters
 
@@ -109,3 +110,41 @@ def test_sizes_that_do_not_fit_are_all_told_with_their_numbers() -> None:
     assert "model.heads=4 query heads do not divide among 3" in text
     with pytest.raises(UserError, match=r"model\.norm=batch"):
         GPT(vocab_size=19, norm="batch")
+
+
+def test_tables_are_right_after_a_model_without_memory_got_some() -> None:
+    # `to_empty` makes two weights of one that is tied.
+    expected = build(tie_embeddings=False)
+    with torch.device("meta"):
+        model = GPT(**TINY, tie_embeddings=False)  # type: ignore[arg-type]
+    model.to_empty(device="cpu")
+    model.rope_cos.fill_(7.0)
+    model.rope_sin.fill_(7.0)
+    model.reset_buffers()
+    init_parameters(model, 3)
+    tokens = torch.randint(0, 19, (2, 12), generator=torch.Generator().manual_seed(5))
+    assert torch.equal(model.eval()(tokens), expected(tokens))
+
+
+@pytest.mark.parametrize("position", ["rope", "learned"])
+def test_residual_stream_is_fp32_whatever_the_table_is_stored_in(position: str) -> None:
+    model = build(position=position)
+    model.embed.to(torch.bfloat16)
+    seen = []
+    model.blocks["0"].register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+    model.head = None
+    assert model(torch.zeros(1, 3, dtype=torch.int64)).dtype == torch.float32
+    assert seen == [torch.float32]
+
+
+def test_one_place_drops_other_elements_than_another() -> None:
+    model = build(dropout=0.5).train()
+    stream = DropoutStream(1)
+    stream.samples = range(2)
+    attach(model, stream)
+    x = torch.ones(2, 12, 16)
+    masks = [m(x) != 0 for m in model.modules() if isinstance(m, Dropout)]
+    assert len(masks) == 5
+    assert len({tuple(mask.flatten().tolist()) for mask in masks}) == 5
+    tokens = torch.randint(0, 19, (2, 12), generator=torch.Generator().manual_seed(4))
+    assert torch.equal(model(tokens), model(tokens))

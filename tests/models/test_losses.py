@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from dthpc.models.losses import count_targets, next_token
 
@@ -34,3 +35,11 @@ def test_half_precision_outputs_are_summed_in_fp32() -> None:
 
 def test_class_targets_count_too() -> None:
     assert int(count_targets(torch.tensor([1, -100, 2]))) == 2
+
+
+def test_scores_of_whole_images_are_taken_too() -> None:
+    scores = torch.randn(5, 10, generator=torch.Generator().manual_seed(1))
+    labels = torch.tensor([3, 9, -100, 0, 4])
+    total, count = next_token(scores, labels)
+    torch.testing.assert_close(total, F.cross_entropy(scores, labels, reduction="sum"))
+    assert int(count) == 4
