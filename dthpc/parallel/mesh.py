@@ -34,6 +34,9 @@ class Mesh:
     everyone: dist.ProcessGroup | None = None
     """The ranks of this mesh, where they are not all ranks."""
 
+    timeout: timedelta | None = None
+    """How long a collective may take in groups made for this mesh; None: torch's default."""
+
     def size(self, axis: str) -> int:
         """Degree of an axis: `pp`, `replicate`, `shard`, `cp` or `tp`."""
         return self.layout.degree(axis)
@@ -57,14 +60,15 @@ class Mesh:
     def island(self) -> Mesh:
         """The mesh of the ranks that share this rank's place on `replicate`, for replicas that train on their own.
 
-        Collective over all ranks.
+        Collective over those ranks. Where there is one replica, it is this mesh.
         """
-        layout, places = self.layout, range(self.layout.replicate)
-        members = [[r for r in range(layout.world_size) if layout.index(r, "replicate") == place] for place in places]
+        layout, mine = self.layout, self.index("replicate")
+        if layout.replicate == 1:
+            return self
+        members = [rank for rank in range(layout.world_size) if layout.index(rank, "replicate") == mine]
         alone = replace(layout, replicate=1)
-        groups = [dist.new_group(ranks) if len(ranks) > 1 else None for ranks in members]
-        mine = self.index("replicate")
-        return replace(self, layout=alone, rank=members[mine].index(self.rank), everyone=groups[mine])
+        everyone = None if len(members) == 1 else _make_group(members, layout.world_size, self.timeout)
+        return replace(self, layout=alone, rank=members.index(self.rank), everyone=everyone)
 
 
 def make_mesh(layout: Layout, device_type: str, rank: int | None = None, timeout: timedelta | None = None) -> Mesh:
@@ -96,7 +100,7 @@ def make_mesh(layout: Layout, device_type: str, rank: int | None = None, timeout
     # Of one dimension, torch takes the ranks from the group.
     places: dict[str, Any] = {"group": groups, "mesh": ranks} if len(groups) > 1 else {"group": groups[0]}
     mesh = DeviceMesh.from_group(device_type=device_type, mesh_dim_names=tuple(axes), **places)
-    return Mesh(layout, rank, device_type, mesh)
+    return Mesh(layout, rank, device_type, mesh, timeout=timeout)
 
 
 def _make_group(ranks: list[int], world_size: int, timeout: timedelta | None) -> dist.ProcessGroup:

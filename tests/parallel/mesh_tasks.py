@@ -56,6 +56,20 @@ def twice(rank: int, layout: Layout) -> list[int]:
     return sums
 
 
+def island(rank: int, layout: Layout) -> tuple[list[int] | None, dict[str, tuple[int, int]], dict[str, list[int]]]:
+    """The ranks of this rank's island, its size and index on each axis, and the ranks of the axes' groups."""
+    mesh = make_mesh(layout, "cpu").island()
+    world = mesh.world()
+    groups = {axis: mesh.group(axis) for axis in AXES}
+    if world is not None:
+        dist.barrier(group=world)
+    return (
+        None if world is None else dist.get_process_group_ranks(world),
+        {axis: (mesh.size(axis), mesh.index(axis)) for axis in AXES if mesh.size(axis) > 1},
+        {axis: dist.get_process_group_ranks(group) for axis, group in groups.items() if group is not None},
+    )
+
+
 def whole_world(rank: int, layout: Layout) -> bool:
     """Whether an axis that all ranks are on uses their own group rather than another one."""
     mesh = make_mesh(layout, "cpu")

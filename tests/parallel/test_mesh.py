@@ -58,6 +58,21 @@ def test_two_meshes_live_side_by_side() -> None:
     assert pool().run(4, tasks.twice, Layout(shard=2, tp=2, zero=1)) == [[1, 1], [1, 1], [5, 5], [5, 5]]
 
 
+def test_an_island_is_the_mesh_of_one_replica() -> None:
+    layout = Layout(pp=2, replicate=2, shard=2, zero=1)
+    for rank, (everyone, places, groups) in enumerate(pool().run(8, tasks.island, layout)):
+        replica = layout.index(rank, "replicate")
+        assert everyone == [other for other in range(8) if layout.index(other, "replicate") == replica]
+        assert places == {"pp": (2, layout.index(rank, "pp")), "shard": (2, layout.index(rank, "shard"))}
+        assert groups == {axis: list(layout.ranks_along(rank, axis)) for axis in ("pp", "shard")}
+
+
+def test_an_island_of_one_rank_has_no_group_and_one_of_all_ranks_is_the_mesh() -> None:
+    assert pool().run(2, tasks.island, Layout(replicate=2)) == [(None, {}, {})] * 2
+    alone = pool().run(2, tasks.island, Layout(shard=2, zero=1))
+    assert alone == [([0, 1], {"shard": (2, rank)}, {"shard": [0, 1]}) for rank in range(2)]
+
+
 def test_a_single_process_needs_no_group() -> None:
     mesh = make_mesh(Layout(), "cpu")
     assert (mesh.device_mesh, mesh.world(), mesh.group("tp"), mesh.index("pp"), mesh.rank) == (None, None, None, 0, 0)
