@@ -138,7 +138,7 @@ class Attention(nn.Module):
         return result
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], -1, self.head_dim).transpose(1, 2)
+        return x.view(*x.shape[:-1], x.shape[-1] // self.head_dim, self.head_dim).transpose(1, 2)
 
 
 class SwiGLU(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dthpc.models.check import GPT_TARGET, default_hidden
+from dthpc.models.check import GPT_TARGET, VIT_TARGET, default_hidden
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,15 +26,31 @@ def gpt_flops_per_token(model: Mapping[str, Any], seq_len: int, vocab_size: int 
     return 6.0 * _matrix_parameters(model, vocab_size) + attention
 
 
+def vit_flops_per_image(model: Mapping[str, Any], parameters: int) -> float:
+    """FLOPs of forward and backward for one image: those of `gpt_flops_per_token` for each patch, and the classifier.
+
+    Args:
+        model: the fields.
+        parameters: N, all of them; positions do not multiply, and the classifier does so once.
+    """
+    dim, patches = int(model["dim"]), (model["image_size"] // model["patch_size"]) ** 2
+    classifier = (dim + 1) * model["classes"]
+    for_each = 6 * (parameters - patches * dim - classifier) + 12 * model["layers"] * dim * patches
+    return float(patches * for_each + 6 * classifier)
+
+
 def flops_per_token(config: Any, parameters: int, vocab_size: int | None) -> float:
-    """FLOPs of forward and backward for one token of a run: by the formula for a GPT, 6N for any other model.
+    """FLOPs of forward and backward for one target of a run: a GPT's token, a ViT's image, or 6N for other models.
 
     Args:
         config: the whole configuration.
         parameters: N, of the model as it was built.
         vocab_size: of the data.
     """
-    if config.model.get("_target_") != GPT_TARGET:
+    target = config.model.get("_target_")
+    if target == VIT_TARGET:
+        return vit_flops_per_image(config.model, parameters)
+    if target != GPT_TARGET:
         return 6.0 * parameters
     return gpt_flops_per_token(config.model, config.train.seq_len, vocab_size)
 

@@ -46,5 +46,9 @@ def test_other_models_count_six_a_parameter() -> None:
     model = {"_target_": "dthpc.models.gpt.GPT", "dim": 8, "layers": 1, "heads": 2, "mlp": "gelu"}
     config = OmegaConf.create({"model": model, "train": {"seq_len": 16}})
     assert flops_per_token(config, 1000, 32) == gpt_flops_per_token(model, 16, 32)
+    config.model = {"_target_": "dthpc.models.vit.ViT", "dim": 8, "layers": 1, "image_size": 8, "patch_size": 4}
+    config.model.classes = 10
+    # 4 patches; 1000 parameters, of which 32 are positions and 90 the classifier.
+    assert flops_per_token(config, 1000, None) == 4 * (6 * 878 + 12 * 8 * 4) + 6 * 90
     config.model["_target_"] = "my.Model"
     assert flops_per_token(config, 1000, None) == 6000

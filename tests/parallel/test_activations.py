@@ -18,6 +18,7 @@ from dthpc.models.gpt import GPT
 from dthpc.models.init import init_parameters
 from dthpc.models.vit import ViT
 from dthpc.parallel.activations import checkpoint_activations, layers_of
+from dthpc.parallel.pipeline.weights import WeightStore, defer_weights
 
 TOKENS = torch.randint(0, 19, (2, 32), generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -98,6 +99,45 @@ def test_convolutions_are_recomputed_too_and_hold_no_attention() -> None:
     assert kept_less < kept
     with pytest.raises(UserError, match="hold no attention"):
         run(ConvNet, "selective")
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_several_micro_batches_are_each_computed_again_with_their_own_masks(mode: str) -> None:
+    gradients = []
+    for used in ("none", mode):
+        model = gpt()
+        init_parameters(model, 3)
+        checkpoint_activations([model], ActivationConfig(used))
+        stream = model.get_submodule("dropout").stream
+        losses = []
+        for first in (0, 2):
+            stream.samples = range(first, first + 2)
+            losses.append(model(TOKENS).square().mean())
+        for first, loss in zip((0, 2), losses, strict=True):
+            stream.samples = range(first, first + 2)
+            loss.backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_weight_gradients_may_wait(mode: str) -> None:
+    expected, _ = run(gpt, "none")
+    model, store = gpt(), WeightStore()
+    init_parameters(model, 3)
+    checkpoint_activations([model], ActivationConfig(mode))
+    defer_weights([model], store)
+    loss = model(TOKENS).square().mean()
+    with store.defer(0):
+        loss.backward()
+    later = store.compute(0)
+    # All matrices of the three layers; the tied embedding does not wait.
+    assert len(later) == 3 * 7
+    for parameter, gradient in later:
+        assert parameter.grad is None
+        parameter.grad = gradient
+    found = [p.grad for p in model.parameters()]
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
 def test_hooks_of_a_layer_run_once_a_pass() -> None:
