@@ -43,6 +43,9 @@ class Size(NamedTuple):
     """Whether it passes through the stages at all; one without rows may be left out."""
 
 
+Boundary = tuple[int, Hashable, bool]
+
+
 class Form(NamedTuple):
     """How a stage's output looks."""
 
@@ -77,7 +80,7 @@ class Links:
         self._schedule, self._group, self._device = schedule, group, device
         self._rank = dist.get_rank(group) if group is not None else 0
         self._channels = _Channels(schedule, group)
-        self._forms: dict[tuple[int, Hashable], Form] = {}
+        self._forms: dict[Boundary, Form] = {}
         self._sizes: Sequence[Size] = ()
         self._coming: deque[Action] = deque()
         self._posted: dict[Action, tuple[Any, Tensor]] = {}
@@ -179,9 +182,8 @@ class Links:
             shape = [*output.shape, *[0] * (MAX_DIMS - output.dim())]
             told = torch.tensor([DTYPES.index(output.dtype), output.dim(), *shape], device=self._device)
             self._sent[made, True] = self._channels.isend(told, target, made, about=True), told
-            if size.rows:
-                self._forms[_boundary(made, size)] = form
-        elif size.rows and form != known:
+            self._forms[_boundary(made, size)] = form
+        elif form != known:
             raise UserError(
                 f"stage {made.stage} gave {_words(form)} for each row, and {_words(known)} before, for inputs that "
                 "look alike: the next stage cannot know",
@@ -195,8 +197,7 @@ class Links:
         self._channels.irecv(told, source, need, about=True).wait()
         kind, dims, first, *tail = told.tolist()
         form = Form(DTYPES[kind], first // max(1, size.rows), tuple(tail[: dims - 1]))
-        if size.rows:
-            self._forms[_boundary(need, size)] = form
+        self._forms[_boundary(need, size)] = form
         return form
 
 
@@ -261,9 +262,10 @@ def _receipts(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
     return known
 
 
-def _boundary(made: Action, size: Size) -> tuple[int, Hashable]:
-    """Between which stages something travels (the earlier one's number), for inputs of that kind."""
-    return made.stage - (made.kind is not Kind.F), size.signature
+def _boundary(made: Action, size: Size) -> Boundary:
+    """Between which stages something travels (the earlier one's number), for inputs of what kind."""
+    # Without rows a message cannot tell how the first dimension follows from them.
+    return made.stage - (made.kind is not Kind.F), size.signature, size.rows > 0
 
 
 def _form_of(output: Any, rows: int, stage: int) -> Form:

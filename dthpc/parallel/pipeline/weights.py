@@ -2,7 +2,9 @@
 the weights' needs in a store, for a later action of a zero-bubble schedule (Qi et al. 2024, "Zero bubble pipeline
 parallelism", section 2).
 
-The operations are those of the plain backward pass, so the gradients are the same bit for bit.
+The operations are those of the plain backward pass, so the gradients are the same bit for bit. Only where autocast is
+on and a weight is used twice in a pass do they differ: autocast adds both shares in 16 bits, here they are added in the
+weight's own format.
 """
 
 from __future__ import annotations

@@ -1,0 +1,223 @@
+"""A small model, and what ranks do with it in the tests of the pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dthpc.models.dropout import Dropout, DropoutStream, attach
+from dthpc.models.pipeline import PipelineLayer
+from dthpc.parallel.layout import Layout
+from dthpc.parallel.mesh import make_mesh
+from dthpc.parallel.pipeline.links import Links
+from dthpc.parallel.pipeline.measure import measure
+from dthpc.parallel.pipeline.runtime import execute
+from dthpc.parallel.pipeline.schedule import Action, Kind, build
+from dthpc.parallel.pipeline.stages import cut, deal
+from dthpc.parallel.pipeline.weights import WeightStore, defer_weights
+from dthpc.parallel.pipeline.worker import MicroBatch, ModuleWorker
+
+VOCABULARY, WIDTH, LENGTH = 11, 8, 6
+
+
+class Block(nn.Module):
+    """A residual feed-forward layer."""
+
+    def __init__(self, dropout: float, recompute: bool) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up = nn.Linear(WIDTH, 3 * WIDTH)
+        self.down = nn.Linear(3 * WIDTH, WIDTH, bias=False)
+        self.dropout = Dropout(dropout)
+        self.recompute = recompute
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.recompute:
+            result: Tensor = checkpoint(self.run, x, use_reentrant=False)
+            return result
+        return self.run(x)
+
+    def run(self, x: Tensor) -> Tensor:
+        after: Tensor = x + self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
+        return after
+
+
+class Tower(nn.Module):
+    """Tokens to logits: an embedding, blocks, and an output that may use the embedding's weight."""
+
+    def __init__(self, blocks: int = 6, tied: bool = False, dropout: float = 0.0, recompute: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleDict({str(number): Block(dropout, recompute) for number in range(blocks)})
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=not tied)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.embed is not None:
+            x = self.embed(x)
+        for block in self.blocks.values():
+            x = block(x)
+        return x if self.head is None else self.head(self.norm(x))
+
+    def pipeline_layers(self) -> list[PipelineLayer]:
+        blocks = [PipelineLayer((f"blocks.{name}",), 6.0) for name in self.blocks]
+        return [PipelineLayer(("embed",), 1.0), *blocks, PipelineLayer(("norm", "head"), 2.0)]
+
+
+def summed_loss(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+    total = F.cross_entropy(outputs.float().flatten(0, 1), targets.flatten(), reduction="sum")
+    return total, targets.numel()
+
+
+def batches_of(rows: Sequence[int]) -> list[MicroBatch]:
+    """Micro-batches of so many samples each."""
+    batches, first = [], 0
+    for number, count in enumerate(rows):
+        tokens = torch.randint(VOCABULARY, (2, count, LENGTH), generator=torch.Generator().manual_seed(number))
+        batches.append(MicroBatch(tokens[0], tokens[1], count, range(first, first + count)))
+        first += count
+    return batches
+
+
+@dataclass(frozen=True)
+class Case:
+    """One step of one layout."""
+
+    schedule: str = "1f1b"
+    chunks: int = 1
+    rows: tuple[int, ...] = (2, 2, 2, 2)
+    tied: bool = False
+    dropout: float = 0.0
+    recompute: bool = False
+    bf16: bool = False
+    run_empty: bool = False
+    blocks: int = 6
+    steps: int = 1
+    forward_only: bool = False
+    breaks: int | None = None
+
+    @property
+    def divisor(self) -> float:
+        return float(max(1, sum(self.rows) * LENGTH))
+
+    def model(self) -> Tower:
+        return Tower(self.blocks, self.tied, self.dropout, self.recompute)
+
+    def autocast(self) -> Any:
+        return torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.bf16)
+
+
+class Breaking(nn.Module):
+    """A stage that fails in some micro-batch."""
+
+    def __init__(self, inner: nn.Module, at: int) -> None:
+        super().__init__()
+        self.inner, self.left = inner, at
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.left == 0:
+            raise ArithmeticError("this stage broke")
+        self.left -= 1
+        result: Tensor = self.inner(x)
+        return result
+
+
+@dataclass
+class Outcome:
+    """What a rank has after its steps."""
+
+    loss: float
+    counted: int
+    gradients: dict[str, Tensor]
+    peak_held: int
+
+
+def plain(rank: int, case: Case) -> Outcome:
+    """The same without the pipeline's code."""
+    model, total, counted = case.model(), 0.0, 0
+    stream = DropoutStream(3)
+    attach(model, stream)
+    for _ in range(case.steps):
+        total, counted = 0.0, 0
+        for batch in batches_of(case.rows):
+            if not batch.rows:
+                continue
+            stream.samples = batch.samples
+            with case.autocast():
+                loss, count = summed_loss(model(batch.inputs), batch.targets)
+            (loss / case.divisor).backward()
+            total, counted = total + loss.item(), counted + count
+    return Outcome(total, counted, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, 0)
+
+
+class Counting(ModuleWorker):
+    """Notes the most graphs that were alive."""
+
+    peak = 0
+
+    def forward(self, stage: int, micro_batch: int, x: Tensor | None) -> Tensor | None:
+        output = super().forward(stage, micro_batch, x)
+        self.peak = max(self.peak, self.held)
+        return output
+
+
+def piped(rank: int, case: Case, ranks: int) -> Outcome:
+    """Some steps through the pipeline, without an update in between."""
+    layout = Layout(pp=ranks, schedule=case.schedule, chunks=case.chunks)
+    mesh = make_mesh(layout, "cpu")
+    schedule = build(case.schedule, ranks, case.chunks, len(case.rows))
+    model = case.model()
+    chunks, parts = cut(model, mesh, deal(model, mesh, "auto"))
+    stream = DropoutStream(3)
+    for chunk in chunks:
+        attach(chunk, stream)
+    if case.breaks is not None and rank == ranks - 1:
+        chunks[0] = Breaking(chunks[0], case.breaks)
+    actions: Sequence[Action] = schedule.actions[rank]
+    if case.forward_only:
+        actions = [action for action in actions if action.kind is Kind.F]
+    store = WeightStore() if any(action.kind is Kind.W for action in actions) else None
+    if store is not None:
+        defer_weights(chunks, store)
+    worker = Counting(
+        dict(zip(schedule.stages_of(rank), chunks, strict=True)),
+        schedule.stages,
+        summed_loss,
+        autocast=case.autocast,
+        stream=stream,
+        store=store,
+        run_empty=case.run_empty,
+    )
+    links = Links(schedule, mesh.group("pp"), torch.device("cpu"))
+    for _ in range(case.steps):
+        with torch.set_grad_enabled(not case.forward_only):
+            worker.begin(batches_of(case.rows), actions, lambda: case.divisor)
+            execute(actions, worker, links)
+    gradients = {parts[p].name: p.grad for p in parts if p.grad is not None}
+    assert worker.held == 0
+    return Outcome(worker.loss, worker.counted, gradients, worker.peak)
+
+
+def measured_stages(rank: int, seconds: list[float]) -> list[int]:
+    """How three ranks deal layers when only the first one measures."""
+
+    def measure() -> list[float]:
+        assert rank == 0
+        return seconds
+
+    return deal(Tower(), make_mesh(Layout(pp=3), "cpu"), "measured", measure)
+
+
+def measure_gpt(model: nn.Module) -> list[float]:
+    """Seconds of a GPT's layers."""
+    tokens = torch.zeros(2, 8, dtype=torch.int64)
+    return measure(model, tokens, tokens, summed_loss, torch.device("cpu"), repeats=1)
