@@ -164,15 +164,23 @@ class Bucket:
         return self.values is None or self.values.untyped_storage().nbytes() > 0
 
     def claim(self) -> None:
-        """Make room for the whole values."""
+        """Make room for the whole values, and let the parameters be views of it."""
         assert self.values is not None
         self.values.untyped_storage().resize_(self.size * self.values.element_size())
+        for slot in self.slots:
+            slot.parameter.data = self.values[slot.start : slot.stop].view(slot.parameter.shape)
 
     def release(self) -> None:
-        """Let go of the whole values. Parameters keep their shape, and what autograd saved of them is whole again when
-        they are."""
+        """Let go of the whole values.
+
+        What autograd saved of the parameters is whole again when the storage is. Whoever else uses one meanwhile reads
+        NaN rather than memory that is gone.
+        """
         assert self.values is not None
         self.values.untyped_storage().resize_(0)
+        nothing = torch.full((), torch.nan, dtype=self.kind.dtype, device=self.kind.device)
+        for slot in self.slots:
+            slot.parameter.data = nothing.expand(slot.parameter.shape)
 
     # Gradients -------------------------------------------------------------------------------------------------------
 

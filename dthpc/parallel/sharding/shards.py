@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from dthpc.parallel.sharding.norm import Norm
 from dthpc.parallel.sharding.options import ShardOptions
 from dthpc.parallel.sharding.partition import partition
 from dthpc.parallel.sharding.reduction import Reduction
+from dthpc.parallel.sharding.units import Units
 from dthpc.parallel.sharding.unused import Unused
 
 __all__ = ["ShardOptions", "Shards"]
@@ -48,8 +49,14 @@ class Shards:
         zero = options.zero if shards > 1 else 0
         self._group = mesh.group("shard") if shards > 1 else None
         self._pool = BufferPool()
-        groups = partition(chunks, parts, options)
+        self._units: Units | None = None
+        if zero == 3:
+            assert self._group is not None
+            self._units = Units(chunks, self._group, keep_last=mesh.size("pp") == 1)
+        groups = partition(chunks, parts, options, self._units.unit_of if self._units is not None else None)
         self.buckets = [Bucket(kind, members, shards, mesh.index("shard"), zero) for kind, members in groups]
+        if self._units is not None:
+            self._units.attach(self.buckets)
         reduction = Reduction(mesh, shards, options.gradient_dtype, self._pool)
         self._gradients = Gradients(self.buckets, reduction, self._pool, every_pass=zero >= 2)
         self._every_pass = zero >= 2
@@ -68,9 +75,10 @@ class Shards:
 
     def forward(self, chunk: int) -> AbstractContextManager[None]:
         """Around a forward pass of a chunk."""
-        return nullcontext()
+        return nullcontext() if self._units is None else self._units.forward(chunk)
 
-    def backward(self, chunk: int, last: bool, complete: bool = True) -> AbstractContextManager[None]:
+    @contextmanager
+    def backward(self, chunk: int, last: bool, complete: bool = True) -> Iterator[None]:
         """Around a backward pass of a chunk.
 
         Args:
@@ -79,8 +87,10 @@ class Shards:
             complete: whether the micro-batch's gradients are all there after it: false for a pass for the input's
                 gradient that one for the weights' follows.
         """
-        reduces = complete if self._every_pass else last
-        return self._gradients.reducing(chunk) if reduces or last else nullcontext()
+        reduces = last or (complete and self._every_pass)
+        gathered = nullcontext() if self._units is None else self._units.backward(chunk)
+        with self._gradients.reducing(chunk) if reduces else nullcontext(), gathered:
+            yield
 
     def ready(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Take a gradient that was computed outside autograd; it counts as if it had come from there.
@@ -98,6 +108,8 @@ class Shards:
             UserError: in the first step, parameters got no gradient on any rank, and that is not allowed.
         """
         self._unused.ask_once(self.buckets)
+        if self._units is not None:
+            self._units.release_all()
         self._gradients.finish()
         self._pool.clear()
 
@@ -128,6 +140,8 @@ class Shards:
 
     def abandon_step(self) -> None:
         """Drop what passes since `begin_step` left behind."""
+        if self._units is not None:
+            self._units.release_all()
         self._gradients.abandon()
         self._pool.clear()
 
@@ -143,7 +157,9 @@ class Shards:
                     storages[kind][storage._cdata] = storage.nbytes()
 
         for bucket in self.buckets:
-            note("parameters", bucket.local, *(slot.parameter for slot in bucket.slots))
+            note("parameters", bucket.local, bucket.values)
+            if bucket.values is None:
+                note("parameters", *(slot.parameter for slot in bucket.slots))
             note("masters", bucket.masters)
             note("gradients", bucket.full, bucket.share, bucket.update)
         counts = {kind: sum(found.values()) for kind, found in storages.items()}

@@ -106,11 +106,24 @@ def train(
         optimizer.step()
         shards.publish()
         sizes.append(shards.storage_bytes())
+    pieces = [(piece.part.name, piece.start, piece.stop, piece.tensor.detach().flatten()) for piece in shards.pieces]
+    return pieces, norms, values_in_use(model, shards), sizes
+
+
+def values_in_use(model: nn.Module, shards: Shards) -> dict[str, Tensor]:
+    """The parameters as an evaluation meets them."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    values = {}
+
+    def note(module: nn.Module, _: object) -> None:
+        values.update({names[p]: p.detach().clone() for p in module.parameters(recurse=False)})
+
+    hooks = [module.register_forward_pre_hook(note) for module in model.modules()]
     with shards.forward(0), torch.no_grad():
         loss_of(model, tokens_of(0, 0, 0, 1))
-    pieces = [(piece.part.name, piece.start, piece.stop, piece.tensor.detach().flatten()) for piece in shards.pieces]
-    values = {name: p.detach().clone() for name, p in model.named_parameters()} if options.get("zero") != 3 else {}
-    return pieces, norms, values, sizes
+    for hook in hooks:
+        hook.remove()
+    return values
 
 
 def run_passes(model: nn.Module, shards: Shards, batches: list[Tensor], total: int) -> None:

@@ -24,7 +24,7 @@ EVEN = [[2, 2], [2, 2], [2, 2], [2, 2]]
 UNEVEN = [[3, 0, 1], [1, 2, 2], [0, 0, 1], [4, 1, 0]]
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 @pytest.mark.parametrize("bucket_bytes", [1, 300, 1 << 20])
 def test_every_stage_trains_as_a_single_process(zero: int, size: int, bucket_bytes: int) -> None:
@@ -41,7 +41,7 @@ def test_every_stage_trains_as_a_single_process(zero: int, size: int, bucket_byt
         torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("zero", [1, 2])
+@pytest.mark.parametrize("zero", [1, 2, 3])
 def test_hybrid_sharding_trains_as_a_single_process(zero: int) -> None:
     expected, norms = tasks.reference(UNEVEN, steps=3)
     options = {"zero": zero, "bucket_bytes": 400}
@@ -53,7 +53,7 @@ def test_hybrid_sharding_trains_as_a_single_process(zero: int) -> None:
         torch.testing.assert_close(answer[1], norms, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_the_same_layout_gives_the_same_bits(zero: int) -> None:
     options = {"zero": zero, "bucket_bytes": 300}
     first, second = (
@@ -65,7 +65,7 @@ def test_the_same_layout_gives_the_same_bits(zero: int) -> None:
 
 
 @pytest.mark.parametrize("storage", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_masters_of_16_bit_storage_follow_the_fp32_run(zero: int, storage: torch.dtype) -> None:
     rows = EVEN[:2]
     expected, _ = tasks.reference(rows, steps=3)
@@ -80,7 +80,7 @@ def test_masters_of_16_bit_storage_follow_the_fp32_run(zero: int, storage: torch
         assert all(torch.equal(answer[2][name], rounded) for answer in answers), name
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_gradients_may_travel_in_bf16(zero: int) -> None:
     rows = EVEN[:2]
     expected, norms = tasks.reference(rows, steps=2)
@@ -93,11 +93,11 @@ def test_gradients_may_travel_in_bf16(zero: int) -> None:
         torch.testing.assert_close(answers[0][2][name], value, rtol=0.05, atol=0.05)
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_buckets_are_sent_while_backward_runs(zero: int) -> None:
     for first, second in pool().run(2, tasks.launches, {"zero": zero, "bucket_bytes": 1}):
         assert first[0] == 0
-        assert second[0] == second[1] > 5
+        assert second[0] == second[1] >= 4
 
 
 def branch_reference(passes: list[int], right: bool) -> dict[str, torch.Tensor]:
@@ -129,7 +129,7 @@ def test_a_parameter_may_take_part_in_some_steps_only() -> None:
         torch.testing.assert_close(steps[2], without, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("zero", [0, 2])
+@pytest.mark.parametrize("zero", [0, 2, 3])
 def test_parameters_without_gradient_in_the_first_step_are_named_and_refused(zero: int) -> None:
     with pytest.raises(RankFailed) as failure:
         pool().run(2, tasks.branch_gradients, {"zero": zero}, [1, 1], [False])
@@ -148,7 +148,7 @@ def bytes_of(zero: int, size: int, storage: torch.dtype) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("zero", [0, 1, 2])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
 @pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16])
 def test_bytes_are_those_of_the_zero_paper(zero: int, storage: torch.dtype) -> None:
     size = 2
