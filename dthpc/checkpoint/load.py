@@ -110,8 +110,8 @@ def _replica_notes(saved: int, state: TrainingState) -> list[str]:
         return []
     if not saved:
         return [f"{live} replicas begin from one model, each with its optimizer state"]
-    now = f"{live} replicas" if live else "one model"
+    now = f"{live} replicas go on" if live else "one model goes on"
     return [
-        f"{now} go on from the last meeting of {saved} replicas, with the optimizer state of the first; "
+        f"{now} from the last meeting of {saved} replicas, with the optimizer state of the first; "
         "what they had learned since then is lost"
     ]
