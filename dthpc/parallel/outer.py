@@ -48,8 +48,8 @@ class ReplicaState:
     """How many there are."""
 
     shared: dict[str, list[Tensor]]
-    """Equal on all replicas; by kind a tensor for each piece, of its shape, fp32: `anchor`; with momentum `momentum`; with
-    a delay `arriving`, the sum over replicas of an exchange that is not applied yet, and else zeros."""
+    """Equal on all replicas; by kind a tensor for each piece, of its shape, fp32: `anchor`; with momentum `momentum`;
+    with a delay `arriving`, the sum over replicas of an exchange that is not applied yet, and else zeros."""
 
     extra: dict[str, Tensor]
     """This rank's alone: `outer.due` (int64 `[1]`), the step at which the exchange under way is applied, 0 without one,

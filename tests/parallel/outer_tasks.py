@@ -156,13 +156,16 @@ def tied_copies(rank: int, size: int) -> Tensor:
 
 
 def sentences(replica: int, step: int) -> Tensor:
-    """`[B, T + 1]` tokens of a language in which each word has a likely successor, and noise."""
+    """`[B, T + 1]` tokens of a language in which each word has a likely successor, and noise.
+
+    Replicas see different words, even or odd ones, so that each of them knows half of the language at best.
+    """
     generator = torch.Generator().manual_seed(100_000 * (replica + 1) + step)
-    words = [torch.randint(0, VOCAB, (4,), generator=generator)]
+    words = [2 * torch.randint(0, VOCAB // 2, (4,), generator=generator) + replica % 2]
     for _ in range(12):
         noise = torch.rand(4, generator=generator) < 0.1
-        random = torch.randint(0, VOCAB, (4,), generator=generator)
-        words.append(torch.where(noise, random, (5 * words[-1] + 3) % VOCAB))
+        random = 2 * torch.randint(0, VOCAB // 2, (4,), generator=generator) + replica % 2
+        words.append(torch.where(noise, random, (words[-1] + 6) % VOCAB))
     return torch.stack(words, dim=1)
 
 
@@ -187,7 +190,7 @@ def train_language(rank: int, size: int, outer: Outer | None, steps: int) -> flo
         meeting.settle()
     with torch.no_grad():
         average([p.data for p in net.parameters()], size)
-        return float(language_loss(net, torch.cat([sentences(1000, n) for n in range(32)])))
+        return float(language_loss(net, torch.cat([sentences(1000 + n, n) for n in range(32)])))
 
 
 def language_loss(net: nn.Module, tokens: Tensor) -> Tensor:
