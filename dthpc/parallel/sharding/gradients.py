@@ -108,7 +108,9 @@ class Gradients:
         self.begin()
 
     def _on_gradient(self, slot: Slot, parameter: nn.Parameter) -> None:
-        assert parameter.grad is not None
+        # The hook runs also where a layer has left its weight's gradient for later.
+        if parameter.grad is None:
+            return
         slot.hooked = True
         self._hooks += 1
         self._arrive(slot, parameter.grad)
