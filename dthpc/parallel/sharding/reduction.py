@@ -11,40 +11,51 @@ from torch import Tensor
 from dthpc.comm.collectives import BufferPool, Pending, all_reduce, reduce_scatter, swap
 from dthpc.parallel.mesh import Mesh
 from dthpc.parallel.sharding.bucket import Bucket
+from dthpc.parallel.sharding.options import ShardOptions
+from dthpc.parallel.sharding.powersgd import PowerSGD
 
 
 class Reduction:
     """The stages of a sum. The first can travel while the backward pass still runs; the others follow it."""
 
-    def __init__(self, mesh: Mesh, shards: int, travel: torch.dtype | None, pool: BufferPool) -> None:
+    def __init__(
+        self, mesh: Mesh, shards: int, options: ShardOptions, buckets: Sequence[Bucket], pool: BufferPool
+    ) -> None:
         """Prepare.
 
         Args:
             mesh: this rank's groups.
             shards: ranks that divide a bucket among them: the degree of `shard`, or 1.
-            travel: format in which fp32 gradients travel over data-parallel ranks; None: as they are.
+            options: in which form gradients travel.
+            buckets: all of them.
             pool: room for what is on its way.
         """
         self._mesh = mesh
         self._pool = pool
-        self._travel = travel
+        self._travel = options.gradient_dtype
         self._shard = mesh.group("shard") if shards > 1 else None
         # Without shards, ranks on that axis are replicas too.
         axes = ("replicate",) if shards > 1 else ("shard", "replicate")
         groups = [(axis, mesh.group(axis)) for axis in axes]
         self._replicas = [group for _, group in groups if group is not None]
+        self.powersgd: PowerSGD | None = None
+        if options.powersgd_rank and self._shard is None and self._replicas:
+            (group,) = self._replicas
+            self.powersgd = PowerSGD(buckets, group, options.powersgd_rank)
 
     def first(self, bucket: Bucket) -> Pending | None:
         """Start the first stage on complete full gradients; None where there is nothing to sum."""
         assert bucket.full is not None
         if self._shard is not None:
             return self._scatter(bucket, bucket.full, self._shard)
-        if self._replicas:
+        if self._replicas and self.powersgd is None:
             return self._sum(bucket.share, self._replicas[0])
         return None
 
     def rest(self, buckets: Sequence[Bucket]) -> None:
         """Make the other stages, one after the other over all buckets."""
+        if self.powersgd is not None:
+            self.powersgd.reduce(buckets)
         replicas = self._replicas if self._shard is not None else self._replicas[1:]
         for group in replicas:
             _wait([self._sum(bucket.share, group) for bucket in buckets])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dthpc.comm.collectives import BufferPool, all_gather
+from dthpc.errors import UserError
 from dthpc.parallel.mesh import Mesh
 from dthpc.parallel.parts import Parts, Piece
 from dthpc.parallel.sharding.bucket import Bucket
@@ -42,7 +43,17 @@ class Shards:
             parts: what each parameter is of the whole model's.
             mesh: this rank's groups.
             options: ZeRO stage and formats.
+
+        Raises:
+            UserError: PowerSGD is asked for together with ZeRO.
         """
+        if options.powersgd_rank and options.zero:
+            raise UserError(
+                "PowerSGD approximates whole gradients, which ranks with ZeRO do not reduce",
+                key="parallel.gradients.powersgd_rank",
+                value=options.powersgd_rank,
+                instead="parallel.zero=0, or parallel.gradients.dtype=bf16 to halve the bytes under ZeRO",
+            )
         self._mesh = mesh
         self._options = options
         shards = mesh.size("shard") if options.zero else 1
@@ -57,8 +68,8 @@ class Shards:
         self.buckets = [Bucket(kind, members, shards, mesh.index("shard"), zero) for kind, members in groups]
         if self._units is not None:
             self._units.attach(self.buckets)
-        reduction = Reduction(mesh, shards, options.gradient_dtype, self._pool)
-        self._gradients = Gradients(self.buckets, reduction, self._pool, every_pass=zero >= 2)
+        self._reduction = Reduction(mesh, shards, options, self.buckets, self._pool)
+        self._gradients = Gradients(self.buckets, self._reduction, self._pool, every_pass=zero >= 2)
         self._every_pass = zero >= 2
         self._norm = Norm(mesh, shards)
         self._unused = Unused(mesh, options.allow_unused)
@@ -144,6 +155,16 @@ class Shards:
             self._units.release_all()
         self._gradients.abandon()
         self._pool.clear()
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """What a run needs beside parameters and optimizer state to continue bit by bit: PowerSGD's factors and errors.
+        It is this rank's own and fits the same layout only; its names and shapes never change."""
+        return self._reduction.powersgd.state() if self._reduction.powersgd is not None else {}
+
+    def load_extra_state(self, tensors: dict[str, Tensor]) -> None:
+        """Continue from what `extra_state` returned on the same layout."""
+        if self._reduction.powersgd is not None:
+            self._reduction.powersgd.load(tensors)
 
     def storage_bytes(self) -> dict[str, int]:
         """Bytes of this rank's live storages: `parameters` (in the format that passes use), `masters` (fp32 copies of

@@ -195,3 +195,229 @@ def branch_gradients(
         shards.finish_step()
         seen.append({piece.part.name: piece.tensor.grad.clone() for piece in shards.pieces})  # type: ignore[union-attr]
     return seen, shards.unused
+
+
+class Wide(nn.Module):
+    """Matrices that are worth approximating, and some that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(24, 20)
+        self.second = nn.Linear(20, 24, bias=False)
+        self.small = nn.Linear(24, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.small(self.second(self.first(x).tanh())).square().mean()
+        return out
+
+
+def powersgd(rank: int, approximation: int, steps: int, resume_at: int | None) -> tuple[list[Tensor], list[float]]:
+    """Parameters after some steps of SGD, and the error of each step's gradient; with a break that only named tensors
+    outlast."""
+    mesh, options = mesh_of(replicate=2), ShardOptions(powersgd_rank=approximation, bucket_bytes=2000)
+    model = Wide()
+    shards = Shards([model], whole_parts([model]), mesh, options)
+    errors = []
+    for step in range(steps):
+        if step == resume_at:
+            kept = {name: tensor.clone() for name, tensor in shards.extra_state().items()}
+            values = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            model = Wide()
+            model.load_state_dict(values)
+            shards = Shards([model], whole_parts([model]), mesh, options)
+            shards.load_extra_state(kept)
+        shards.begin_step()
+        data = [torch.randn(8, 24, generator=torch.Generator().manual_seed(10 * step + other)) for other in range(2)]
+        exact = torch.autograd.grad(model(data[0]) + model(data[1]), list(model.parameters()))
+        with shards.backward(0, True):
+            model(data[rank]).backward()
+        shards.finish_step()
+        gap = torch.stack([(piece.tensor.grad - g).norm() for piece, g in zip(shards.pieces, exact, strict=True)])  # type: ignore[operator]
+        errors.append(gap.norm().item())
+        with torch.no_grad():
+            for piece in shards.pieces:
+                piece.tensor.sub_(piece.tensor.grad, alpha=0.05)  # type: ignore[arg-type]
+        shards.publish()
+    return [parameter.detach() for parameter in model.parameters()], errors
+
+
+class Pipe(nn.Module):
+    """A stage of a pipeline: a matrix that the other stage holds too, and one of its own."""
+
+    def __init__(self, stage: int) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.shared = nn.Linear(5, 5)
+        torch.manual_seed(2 + stage)
+        self.own = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.own(self.shared(x).tanh()).square().sum()
+        return out
+
+
+def tied_and_partial(
+    rank: int, degrees: dict[str, int], options: dict[str, Any], axis: str
+) -> tuple[dict[str, Tensor], float, float]:
+    """Gradients of `shared` by pieces, where ranks on `axis` hold copies of it (whose gradients must be added) and an
+    `own` each; the norm; and the norm that follows from all plain gradients."""
+    mesh = mesh_of(**degrees)
+    place, ranks = mesh.index(axis), mesh.layout.world_size
+    model = Pipe(place)
+    parts = whole_parts([model])
+    for parameter, part in parts.items():
+        if part.name.startswith("shared"):
+            tied = {"tied_stage_rank": 1 - place} if axis == "pp" else {"partial": True}
+            parts[parameter] = part.but(counts=place == 0, **tied)
+        else:
+            parts[parameter] = part.but(name=f"{part.name}.{place}")
+    shards = Shards([model], parts, mesh, ShardOptions(**options))
+    for _ in range(2):
+        shards.begin_step()
+        for part in range(2):
+            with shards.forward(0):
+                loss = model(pipe_inputs(rank, part))
+            with shards.backward(0, part == 1):
+                loss.backward()
+        shards.finish_step()
+    pieces = {f"{p.part.name}:{p.start}": p.tensor.grad.clone() for p in shards.pieces}  # type: ignore[union-attr]
+    sums = pipe_reference(mesh.layout, ranks, axis)
+    return pieces, shards.norm().item(), torch.stack([g.norm() for g in sums.values()]).norm().item()
+
+
+def pipe_inputs(rank: int, part: int) -> Tensor:
+    return torch.randn(4, 5, generator=torch.Generator().manual_seed(100 * rank + part))
+
+
+def pipe_reference(layout: Layout, ranks: int, axis: str) -> dict[str, Tensor]:
+    """Sums of the gradients over all ranks that hold a parameter, by plain autograd."""
+    sums: dict[str, Tensor] = {}
+    for rank in range(ranks):
+        place = layout.index(rank, axis)
+        model = Pipe(place)
+        for part in range(2):
+            model(pipe_inputs(rank, part)).backward()
+        for name, parameter in model.named_parameters():
+            key = name if name.startswith("shared") else f"{name}.{place}"
+            assert parameter.grad is not None
+            sums[key] = sums.get(key, torch.zeros(())) + parameter.grad
+    return sums
+
+
+def abandon(rank: int, options: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of a step, without and with one that was given up before it: after a forward pass and after a whole
+    micro-batch."""
+    seen = []
+    for given_up in (False, True):
+        model = Net()
+        shards = Shards([model], whole_parts([model]), mesh_of(**degrees_for(2, options)), ShardOptions(**options))
+        if given_up:
+            shards.begin_step()
+            with shards.forward(0):
+                loss_of(model, tokens_of(7, rank, 0, 2))
+            shards.abandon_step()
+            shards.begin_step()
+            with shards.forward(0):
+                loss = loss_of(model, tokens_of(8, rank, 0, 2))
+            with shards.backward(0, False):
+                loss.backward()  # type: ignore[no-untyped-call]
+            shards.abandon_step()
+        run_passes(model, shards, [tokens_of(0, rank, 0, 2), tokens_of(0, rank, 1, 2)], 1)
+        shards.finish_step()
+        seen.append([piece.tensor.grad.clone() for piece in shards.pieces])  # type: ignore[union-attr]
+    return seen[0], seen[1]
+
+
+def deferred(rank: int, options: dict[str, Any]) -> tuple[list[dict[str, Tensor]], list[int]]:
+    """Gradients of three steps of two micro-batches whose matrices' gradients are told later, outside autograd, and the
+    buckets sent before the last of these passes ended."""
+    model = Branches()
+    shards = Shards([model], whole_parts([model]), mesh_of(**degrees_for(2, options)), ShardOptions(**options))
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    seen, sent = [], []
+    for _ in range(3):
+        shards.begin_step()
+        late = []
+        for part in range(2):
+            with shards.forward(0):
+                loss = model(branch_inputs(rank, part))
+            with shards.backward(0, False, complete=False):
+                late.append(torch.autograd.grad(loss, matrices, retain_graph=True))
+                loss.backward(inputs=vectors)
+        for part in range(2):
+            with shards.backward(0, part == 1):
+                for parameter, gradient in zip(matrices, late[part], strict=True):
+                    shards.ready(parameter, gradient)
+                launched = sum(bucket.launched for bucket in shards.buckets)
+        sent.append(launched)
+        shards.finish_step()
+        seen.append({piece.part.name: piece.tensor.grad.clone() for piece in shards.pieces})  # type: ignore[union-attr]
+    return seen, sent
+
+
+def overflow(rank: int, zero: int) -> float:
+    """The norm where one rank's gradient overflows fp16."""
+    options = {"zero": zero, "storage": torch.float16}
+    model = nn.Linear(4, 4, bias=False)
+    shards = Shards([model], whole_parts([model]), mesh_of(**degrees_for(2, options)), ShardOptions(**options))
+    shards.begin_step()
+    with shards.forward(0), torch.autocast("cpu", dtype=torch.float16):
+        loss = model(torch.ones(1, 4)).float().sum() * (1e6 if rank else 1.0)
+    with shards.backward(0, True):
+        loss.backward()
+    shards.finish_step()
+    return shards.norm().item()
+
+
+class TwoChunks(nn.Module):
+    """A chunk that uses a matrix of the other chunk too, as tied embeddings in a V-shaped pipeline."""
+
+    def __init__(self, shared: nn.Linear, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.shared = shared
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.shared(x)
+        for block in self.blocks:
+            x = block(x).tanh()
+        return x
+
+
+def two_chunks(rank: int | None, options: dict[str, Any]) -> list[list[Tensor]]:
+    """Gradients of two steps, by this rank's pieces; of both ranks together by plain autograd where `rank` is None."""
+    torch.manual_seed(3)
+    shared = nn.Linear(4, 4)
+    chunks = [TwoChunks(shared, 4), TwoChunks(shared, 5)]
+    parameters = list(dict.fromkeys(p for chunk in chunks for p in chunk.parameters()))
+    if rank is None:
+        for other in range(2):
+            chunks[1](chunks[0](branch_inputs(other, 0)[:, :4])).square().sum().backward()
+        return [[p.grad for p in parameters if p.grad is not None]] * 2
+    parts = whole_parts([chunks[0]])
+    for p, part in whole_parts([chunks[1]]).items():
+        parts.setdefault(p, part.but(name=f"second.{part.name}"))
+    shards = Shards(chunks, parts, mesh_of(**degrees_for(2, options)), ShardOptions(**options))
+    order = {parts[p].name: number for number, p in enumerate(parameters)}
+    steps = []
+    for _ in range(2):
+        shards.begin_step()
+        with shards.forward(0):
+            middle = chunks[0](branch_inputs(rank, 0)[:, :4])
+        taken = middle.detach().requires_grad_()
+        with shards.forward(1):
+            loss = chunks[1](taken).square().sum()
+        with shards.backward(1, True):
+            loss.backward()
+        with shards.backward(0, True):
+            middle.backward(taken.grad)
+        shards.finish_step()
+        whole = [torch.full((p.numel(),), torch.nan) for p in parameters]
+        for piece in shards.pieces:
+            assert piece.tensor.grad is not None
+            whole[order[piece.part.name]][piece.start : piece.stop] = piece.tensor.grad.flatten()
+        steps.append([flat.view(parts[p].shape) for flat, p in zip(whole, parameters, strict=True)])
+    return steps
