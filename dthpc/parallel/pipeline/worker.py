@@ -25,8 +25,9 @@ class Gradients(Protocol):
     def forward(self, chunk: int) -> AbstractContextManager[Any]:
         """Around a forward pass of a chunk."""
 
-    def backward(self, chunk: int, last: bool) -> AbstractContextManager[Any]:
-        """Around a pass that adds gradients to a chunk; `last`: the step's last."""
+    def backward(self, chunk: int, last: bool, complete: bool = True) -> AbstractContextManager[Any]:
+        """Around a pass that adds gradients to a chunk; `last`: the step's last. `complete`: no other pass of the
+        micro-batch follows."""
 
     def ready(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Add a gradient that was computed outside autograd."""
@@ -165,7 +166,8 @@ class ModuleWorker:
         """As `backward`; linear layers leave the gradients of their weights."""
         assert self._store is not None
         last = self._final[stage] == (Kind.I, stage, micro_batch)
-        with self._gradients.backward(self._numbers[stage], last), self._store.defer((stage, micro_batch)):
+        number = self._numbers[stage]
+        with self._gradients.backward(number, last, complete=False), self._store.defer((stage, micro_batch)):
             return self._differentiate(stage, micro_batch, gradient)
 
     def weight_backward(self, stage: int, micro_batch: int) -> None:
@@ -231,7 +233,7 @@ class _Plain:
     def forward(self, chunk: int) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def backward(self, chunk: int, last: bool) -> AbstractContextManager[Any]:
+    def backward(self, chunk: int, last: bool, complete: bool = True) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def ready(self, parameter: nn.Parameter, gradient: Tensor) -> None:

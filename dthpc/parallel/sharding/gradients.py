@@ -161,7 +161,7 @@ class Gradients:
         return self._learned.issuperset(bucket.kind.chunks)
 
     def _close(self, chunk: int) -> None:
-        if chunk not in self._learned:
+        if chunk not in self._learned and self._hooks + self._calls:
             self._learn(chunk)
         if self._every_pass:
             for bucket in self._queue[self._next :]:
