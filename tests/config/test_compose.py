@@ -102,7 +102,7 @@ def test_help_names_the_groups_and_the_commands(capsys: pytest.CaptureFixture[st
     found, _ = compose("--help")
     assert found == []
     text = capsys.readouterr().out
-    assert "model: gpt_1b, gpt_fields, gpt_small, gpt_tiny" in text
+    assert "model: convnet_small, gpt_1b, gpt_fields, gpt_small, gpt_tiny, vit_tiny" in text
     assert "python -m dthpc.submit +cluster=slurm" in text
 
 
