@@ -101,14 +101,14 @@ def assert_same_curve(ranks: list[dict[str, Any]], compute: str) -> None:
     """Hold a loss curve to fp32's over the same updates.
 
     A step rounds to one unit roundoff of what it computes, now up and now down, so that after n steps a curve may be
-    off by about √n of them: 8 for 60 steps, of the loss or of 1 where that is less. Seen are up to 4, in each format; 17 where fp32 masters
-    are rounded to bf16 in each step.
+    off by about √n of them: 8 for 60 steps, of the loss or of 1 where that is less. Seen are up to 4, in each format,
+    and 17 where the fp32 masters are rounded to bf16 in each step.
     """
     losses = torch.tensor([rank["losses"] for rank in ranks]).sum(dim=0)
     expected = fp32_losses(tuple(ranks[0]["skipped"]))
     deviation = ((losses - expected).abs() / expected.clamp(min=1)).max().item()
     assert deviation <= math.sqrt(STEPS) * ROUNDOFF[compute]
-    assert losses[-10:].mean() < 0.6 < 3 < losses[0], "it learns the rule"
+    assert losses[-10:].mean() < 1 < math.log(tasks.WORDS) < losses[0], "it learns the rule, beyond guessing"
 
 
 @pytest.mark.parametrize(("parameters", "zero"), [("fp32", 0), ("compute", 2)])
