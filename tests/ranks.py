@@ -6,43 +6,57 @@ import atexit
 import functools
 import multiprocessing
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
+
+PATIENCE_S = 5.0
+"""Once one rank has failed, how long the others may take to end; they often wait for it in a collective."""
+
+COLLECTIVE_S = 60.0
+"""How long a rank waits for others in a collective."""
 
 
 class RankFailed(Exception):
     """A task raised on some rank; `errors` holds its exception's text for each rank, `None` where it ended well."""
 
-    def __init__(self, errors: list[str | None]) -> None:
+    def __init__(self, errors: list[str | None], order: list[int]) -> None:
+        """Take the errors, and the ranks in the order in which they answered: the first one is told first."""
         self.errors = errors
-        super().__init__("\n".join(f"rank {rank}: {error}" for rank, error in enumerate(errors) if error))
+        super().__init__("\n".join(f"rank {rank}: {errors[rank]}" for rank in order if errors[rank]))
 
 
 class RankPool:
     """Processes that stand by for tasks; a task is a module-level function `(rank, *arguments) -> picklable`."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
+        # The ranks are forked from a process that has only imported: importing torch eight times takes half a minute.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "torch.distributed", "dthpc.jobs.train"])
         self._workers: list[tuple[Any, Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="dthpc-ranks-")
         self._tasks = 0
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Run a function on ranks 0 … size-1 of a fresh Gloo group; returns their results in order."""
+        """Run a function on ranks 0 … size-1 of a fresh Gloo group; returns their results in order.
+
+        Raises:
+            RankFailed: it raised on some rank. Ranks that then do not end within `PATIENCE_S` are replaced.
+        """
         while len(self._workers) < size:
-            self._start()
+            self._workers.append(self._start())
         self._tasks += 1
         store = str(Path(self._folder.name) / f"store-{self._tasks}")
         for rank in range(size):
             self._workers[rank][1].send((rank, size, store, function, arguments))
-        answers = [self._workers[rank][1].recv() for rank in range(size)]
-        if any(error for _, error in answers):
-            raise RankFailed([error for _, error in answers])
-        return [result for result, _ in answers]
+        answers = self._collect(size)
+        if any(error for _, error in answers.values()):
+            raise RankFailed([answers[rank][1] for rank in range(size)], list(answers))
+        return [answers[rank][0] for rank in range(size)]
 
     def close(self) -> None:
         """End all processes."""
@@ -51,12 +65,45 @@ class RankPool:
             process.join(timeout=20)
         self._folder.cleanup()
 
-    def _start(self) -> None:
+    def _collect(self, size: int) -> dict[int, tuple[Any, str | None]]:
+        """The answers of all ranks, in the order in which they came."""
+        waiting = {self._workers[rank][1]: rank for rank in range(size)}
+        answers: dict[int, tuple[Any, str | None]] = {}
+        deadline: float | None = None
+        while waiting:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = wait(list(waiting), left)
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                rank = waiting.pop(connection)
+                try:
+                    answers[rank] = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    answers[rank] = (None, self._replace(rank, "its process died"))
+                if answers[rank][1] and deadline is None:
+                    deadline = time.monotonic() + PATIENCE_S
+            if not ready:
+                for rank in waiting.values():
+                    why = f"did not end within {PATIENCE_S:g} s of another rank's error"
+                    answers[rank] = (None, self._replace(rank, why))
+                waiting.clear()
+        return answers
+
+    def _replace(self, rank: int, why: str) -> str:
+        """Put a fresh process in a rank's place; returns why."""
+        process, connection = self._workers[rank]
+        process.kill()
+        process.join()
+        connection.close()
+        self._workers[rank] = self._start()
+        return f"{why} (exit code {process.exitcode})"
+
+    def _start(self) -> tuple[Any, Connection]:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
         process.start()
         theirs.close()
-        self._workers.append((process, ours))
+        return process, ours
 
 
 @functools.cache
@@ -77,16 +124,24 @@ def _serve(connection: Connection) -> None:
             rank, size, store, function, arguments = connection.recv()
         except EOFError:
             return
-        dist.init_process_group(
-            "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=60)
-        )
         try:
+            dist.init_process_group(
+                "gloo",
+                store=dist.FileStore(store, size),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=COLLECTIVE_S),
+            )
             answer = (function(rank, *arguments), None)
         except Exception as error:
-            answer = (None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
+            # Told before the group ends, so that this comes before the errors of ranks that then lose their peer.
+            connection.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+            answer = None
         finally:
-            dist.destroy_process_group()
-        connection.send(answer)
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        if answer is not None:
+            connection.send(answer)
 
 
 def repository() -> Path:
