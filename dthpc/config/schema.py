@@ -143,7 +143,7 @@ class OffloadConfig:
     """Parameter shards of ZeRO stage 3: null, `cpu` or `nvme`."""
 
     folder: Optional[str] = None
-    """Folder on a local disk for `nvme`; each rank makes its own below it, and removes it."""
+    """Folder for the files of `nvme`, best on a local disk of the node; they have no names and end with their rank."""
 
 
 @dataclass

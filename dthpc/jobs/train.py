@@ -20,7 +20,7 @@ from dthpc.train.loop import Training, train
 from dthpc.train.optim import build_optimizer
 from dthpc.train.records import EventRecorder, TensorBoard
 from dthpc.train.saver import Saver
-from dthpc.train.state import checkpoint_state
+from dthpc.train.state import live_state, take_over
 
 if TYPE_CHECKING:
     from dthpc.context import RankContext
@@ -119,11 +119,12 @@ def _make_saver(config: Any, context: RankContext, data: Any) -> Saver:
 
 def _restore(t: Training) -> None:
     """Go on from the newest checkpoint that verifies; collective."""
-    state = checkpoint_state(t.model, t.optimizer, t.state)
+    state = live_state(t.model, t.optimizer, t.state)
     expected = t.saver.meta if t.config.run.on_change == "refuse" else {}
     info = restore(t.saver.run.checkpoints, state, expect_meta=expected)
     if info is None:
         return
+    take_over(t.model, state)
     t.resumed_from = t.last_saved = info.step
     t.context.step = info.step
     if t.context.events is not None:

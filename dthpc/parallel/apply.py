@@ -16,6 +16,8 @@ from dthpc.parallel.check import micro_batches_of
 from dthpc.parallel.materialize import broadcast_values, fill, is_meta
 from dthpc.parallel.mesh import Mesh
 from dthpc.parallel.model import Loss, ParallelModel
+from dthpc.parallel.offload import make_offload
+from dthpc.parallel.outer import OuterStep
 from dthpc.parallel.pipeline.links import Links
 from dthpc.parallel.pipeline.schedule import Kind, Schedule, build
 from dthpc.parallel.pipeline.stages import cut, deal
@@ -65,7 +67,8 @@ def parallelize(
     precision = Precision(config.precision.compute, mesh.device_type, config.precision.parameters)
     precision.check_device(device)
     inner = mesh.island() if parallel.outer.every else mesh
-    shards = Shards(chunks, parts, inner, _shard_options(config, precision))  # data parallel: ZeRO, reductions
+    offload = make_offload(parallel.offload, device)
+    shards = Shards(chunks, parts, inner, _shard_options(config, precision), offload)  # data parallel, ZeRO
     passes = micro_batches_of(config, mesh.layout.dp, mesh.layout.pp)
     schedule = build(mesh.layout.schedule, mesh.layout.pp, mesh.layout.chunks, passes)
     worker = _worker(chunks, split_loss(loss, chunks, mesh), schedule, mesh, shards, precision, dropout)
@@ -83,7 +86,8 @@ def parallelize(
         elements=elements,
         micro_batch=ceil(ceil(config.train.global_batch / mesh.layout.dp) / passes),
         passes_of_largest=passes,
-        islands=mesh.size("replicate") if parallel.outer.every else 1,
+        offload=offload,
+        outer=_outer(shards, mesh, parallel.outer),
     )
 
 
@@ -97,6 +101,12 @@ def _shard_options(config: Any, precision: Precision) -> ShardOptions:
         powersgd_rank=gradients.powersgd_rank,
         allow_unused=config.parallel.allow_unused,
     )
+
+
+def _outer(shards: Shards, mesh: Mesh, options: Any) -> OuterStep | None:
+    if not options.every:
+        return None
+    return OuterStep(shards.pieces, mesh, options.every, options.lr, options.momentum, options.delay)
 
 
 def _worker(

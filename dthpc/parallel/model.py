@@ -16,6 +16,8 @@ from dthpc.data.batches import rows
 from dthpc.models.dropout import DropoutStream
 from dthpc.parallel.layout import Layout
 from dthpc.parallel.mesh import Mesh
+from dthpc.parallel.offload import Offload
+from dthpc.parallel.outer import OuterStep
 from dthpc.parallel.pipeline.links import Links
 from dthpc.parallel.pipeline.runtime import execute
 from dthpc.parallel.pipeline.schedule import Action, Kind, Schedule, actions_of
@@ -74,8 +76,11 @@ class ParallelModel:
     passes_of_largest: int
     """Passes of the rank with the largest share of a global batch."""
 
-    islands: int = 1
-    """Groups of ranks that reduce their gradients only among themselves."""
+    offload: Offload
+    """Where optimizer state lies, and who updates it there."""
+
+    outer: OuterStep | None = None
+    """Meetings of replicas that train by themselves; None: gradients are reduced over all replicas in every step."""
 
     check: Check | None = field(default=None, init=False)
     """Looks at what the loss returned, in the first step."""
@@ -138,7 +143,8 @@ class ParallelModel:
         plan = self.schedule
         actions = actions_of(plan.name, self.mesh.index("pp"), plan.ranks, plan.chunks, len(parts)) if parts else ()
         # Replicas that train on their own each take the mean over their share of the targets.
-        self.worker.begin(self._numbered(parts), actions, lambda: targets() / (self.scaler.scale * self.islands))
+        share = 1 if self.outer is None else self.mesh.size("replicate")
+        self.worker.begin(self._numbered(parts), actions, lambda: targets() / (self.scaler.scale * share))
         execute(actions, self.worker, self.links)
         return self.worker.loss, self.worker.counted if self.holds_last_stage else None
 
@@ -164,10 +170,13 @@ class ParallelModel:
     def finish_step(self) -> None:
         """Wait for the gradients' sums, and give every replica the first one's buffers, which are saved."""
         self.shards.finish_step()
-        for axis in ("shard", "replicate"):
-            group = self.mesh.group(axis)
-            if group is not None and self.buffers:
-                _broadcast(self.buffers, group)
+        for axis in ("shard", "replicate") if self.outer is None else ("shard",):
+            self._share_buffers(axis)
+
+    def _share_buffers(self, axis: str) -> None:
+        group = self.mesh.group(axis)
+        if group is not None and self.buffers:
+            _broadcast(self.buffers, group)
 
     def abandon_step(self, copies: list[Tensor]) -> None:
         """Undo what passes since `begin_step` left behind."""
@@ -175,20 +184,32 @@ class ParallelModel:
         for buffer, copy in zip(self.buffers, copies, strict=True):
             buffer.copy_(copy)
 
-    def update(self, optimizer: torch.optim.Optimizer, largest: float | None) -> float:
-        """Clip the gradients to a global norm of at most `largest`, and update the parameters.
+    def update(self, optimizer: torch.optim.Optimizer, largest: float | None, last: bool = False) -> float:
+        """Clip the gradients to a global norm, and update the parameters.
+
+        Args:
+            optimizer: of the pieces.
+            largest: norm to clip to; None: no clipping.
+            last: whether it is the run's last update, in which replicas that train by themselves become one.
 
         Returns:
-            The global norm before, the same on all ranks. Where it is not finite, nothing is updated.
+            The global norm before, the same on all ranks (of replicas that train by themselves: on those of one).
+            Where it is not finite, nothing is updated.
         """
         scale = self.scaler.scale
         norm = self.shards.norm().item() / scale
-        if not self.scaler.update(math.isfinite(norm)):
+        if self.scaler.update(math.isfinite(norm)):
+            clipping = largest / norm if largest is not None and norm > largest else 1.0
+            if clipping != scale:
+                self.shards.scale(clipping / scale)
+            if self.offload.active:
+                self.shards.hand_over()
+            self.offload.step(optimizer)
+        elif self.outer is None:
             return norm
-        clipping = largest / norm if largest is not None and norm > largest else 1.0
-        if clipping != scale:
-            self.shards.scale(clipping / scale)
-        optimizer.step()
+        # Replicas meet also where one of them has left its update out.
+        if self.outer is not None and self.outer.after_update(self.dropout.step + 1, last):
+            self._share_buffers("replicate")
         self.shards.publish()
         return norm
 

@@ -92,27 +92,33 @@ class OuterStep:
         return int(self._due)
 
     @torch.no_grad()
-    def after_update(self, step: int) -> bool:
+    def after_update(self, step: int, last: bool = False) -> bool:
         """Meet the other replicas if it is time; collective over `replicate`, at the same steps on all ranks.
 
         Call it after the optimizer's update, and before the pieces' values are published.
 
         Args:
             step: updates made so far, this one included.
+            last: whether it is the run's last: then replicas meet in any case, without a delay, and end as one model.
 
         Returns:
             Whether the pieces' values have changed.
         """
-        if step % self.every == 0:
+        if last and self.due:
+            self._apply()
+        if step % self.every == 0 or last:
             self._works = [flat.send(self._group) for flat in self._flats]
-            self._due.fill_(step + self.delay)
+            self._due.fill_(step if last else step + self.delay)
         if self.due != step:
             return False
+        self._apply()
+        return True
+
+    def _apply(self) -> None:
         self.settle()
         for flat in self._flats:
             flat.apply()
         self._due.zero_()
-        return True
 
     def settle(self) -> None:
         """Wait for the exchange under way, which stays to be applied when it is due.

@@ -105,7 +105,7 @@ def train(t: Training) -> None:
                 _stop(t, agreed.stop)
             rate = rate_of(t.state.step)
             set_learning_rate(t.optimizer, rate)
-            norm = t.model.update(t.optimizer, t.config.train.grad_clip)
+            norm = t.model.update(t.optimizer, t.config.train.grad_clip, last=t.state.step + 1 == steps)
             _check_norm(t, norm)
             _advance(t, batch, agreed, loss_sum, rate, norm, time.perf_counter() - began)
             _at_boundary(t)

@@ -14,7 +14,7 @@ from dthpc.parallel.model import ParallelModel
 from dthpc.resilience.attempts import is_current
 from dthpc.rundir import RunDir
 from dthpc.train.callbacks import CheckpointRecord
-from dthpc.train.state import TrainState, checkpoint_state
+from dthpc.train.state import TrainState, live_state
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Saver:
         Raises:
             CheckpointError: it failed, on all ranks; the older ones are as they were.
         """
-        live = checkpoint_state(model, optimizer, state)
+        live = live_state(model, optimizer, state)
         root = self.run.checkpoints
         info = save(root, state.step, live, attempt=self.attempt, meta=self.meta, guard=self._refuse_if_superseded)
         if self.removes and self.keep:

@@ -11,11 +11,15 @@ from torch import nn
 
 from dthpc.checkpoint.shares import Share
 from dthpc.checkpoint.state import Replica, Stateful, TrainingState
+from dthpc.errors import UserError
+from dthpc.parallel.check import AXES
+from dthpc.parallel.parts import whole_parts
 
 if TYPE_CHECKING:
+    from dthpc.parallel.layout import Layout
     from dthpc.parallel.model import ParallelModel
     from dthpc.parallel.offload import Offload
-    from dthpc.parallel.parts import Part, Piece
+    from dthpc.parallel.parts import Part, Parts, Piece
 
 
 @dataclass
@@ -70,11 +74,30 @@ def checkpoint_state(
         optimizer,
         stateful=stateful,
         pieces=shares_of(model.shards.pieces),
-        layout=model.mesh.layout.describe(),
+        frozen=_frozen(model),
+        layout=_layout_words(model.mesh.layout),
         extra=extra or {},
         replica=outer,
         allocate=_allocator(offload),
     )
+
+
+def live_state(model: ParallelModel, optimizer: torch.optim.Optimizer, state: TrainState) -> TrainingState:
+    """All of a training that a checkpoint holds; collective where replicas have an exchange under way."""
+    scaler = model.scaler if model.scaler.dynamic else None
+    extra, replica = model.shards.extra_state(), None
+    if model.outer is not None:
+        model.outer.settle()
+        outer = model.outer.replica_state
+        replica = Replica(outer.index, outer.count, dict(outer.shared))
+        extra = {**extra, **outer.extra}
+    return checkpoint_state(model, optimizer, state, scaler, replica, extra=extra, offload=model.offload)
+
+
+def take_over(model: ParallelModel, restored: TrainingState) -> None:
+    """Go on from a state that a restore has filled; collective."""
+    model.shards.load_extra_state(restored.extra)
+    model.shards.publish()
 
 
 def shares_of(pieces: Iterable[Piece]) -> list[Share]:
@@ -85,6 +108,23 @@ def shares_of(pieces: Iterable[Piece]) -> list[Share]:
 def share_of(part: Part, tensor: torch.Tensor, start: int, stop: int) -> Share:
     """The flat range [start, stop) of a part, with its values."""
     return Share(part.name, part.shape, part.offsets, part.local_shape, start, stop, tensor, part.counts)
+
+
+def _frozen(model: ParallelModel) -> list[Share]:
+    """Parameters that are not trained: no pieces, but part of the model."""
+    parameters = [p for chunk in model.chunks for p in chunk.parameters() if not p.requires_grad]
+    if not parameters:
+        return []
+    parts: Parts | None = getattr(model, "parts", None)
+    if parts is None and model.mesh.size("tp") > 1:
+        raise UserError("what each rank holds of frozen parameters is not known", key="parallel.tp", instead="tp=1")
+    known = whole_parts(model.chunks) if parts is None else parts
+    return [share_of(known[each], each, 0, each.numel()) for each in dict.fromkeys(parameters)]
+
+
+def _layout_words(layout: Layout) -> str:
+    """Two layouts of the same words put the same part of the model on each rank."""
+    return layout.describe() + ("" if layout.order == AXES else f" order={','.join(layout.order)}")
 
 
 def _allocator(offload: Offload | None) -> Any:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dthpc.comm.collectives import BufferPool
+from dthpc.parallel.offload import Offload
 from dthpc.parallel.parts import Part, Piece
 
 
@@ -26,6 +27,10 @@ class Kind:
 
     unit: int | None
     """The unit that gathers them (ZeRO-3)."""
+
+    split: bool
+    """Whether tensor-parallel ranks hold different parts. Equal copies get buckets of their own, in which they lie in
+    the same places on all of those ranks: sums over data-parallel ranks depend on the place, in their last bits."""
 
     partial: bool
     """Whether their gradients are added over tensor-parallel ranks."""
@@ -73,7 +78,13 @@ class Bucket:
     """
 
     def __init__(
-        self, kind: Kind, parameters: list[tuple[nn.Parameter, Part]], shards: int, index: int, zero: int
+        self,
+        kind: Kind,
+        parameters: list[tuple[nn.Parameter, Part]],
+        shards: int,
+        index: int,
+        zero: int,
+        offload: Offload | None = None,
     ) -> None:
         """Lay the parameters out.
 
@@ -83,8 +94,10 @@ class Bucket:
             shards: data-parallel ranks that divide the bucket among them.
             index: this rank's place among those.
             zero: ZeRO stage; without effect where `shards` is 1.
+            offload: places what is updated, and shards of parameters; None: beside the passes.
         """
         self.kind = kind
+        self._offload = offload if offload is not None else Offload(kind.device)
         self.slots: list[Slot] = []
         offset = 0
         for parameter, part in parameters:
@@ -100,7 +113,8 @@ class Bucket:
         self.summed = False
         self.every_pass = zero >= 2
         self.sharded_values = zero == 3
-        self._make_values(flat=zero > 0 or kind.dtype != torch.float32)
+        self._has_masters = kind.dtype != torch.float32 or self._offload.moves("optimizer")
+        self._make_values(flat=zero > 0 or self._has_masters)
         self.full: Tensor | None = None if self.every_pass else self._empty(self.size)
         if self.full is not None:
             self.full[self.count :].zero_()
@@ -123,10 +137,10 @@ class Bucket:
             whole[slot.start : slot.stop].copy_(slot.parameter.detach().flatten())
         self.values = whole.to(self.kind.dtype)
         mine = slice(self.low, self.high)
-        if self.kind.dtype != torch.float32:
-            self.masters = whole[mine].clone()
+        if self._has_masters:
+            self.masters = self._offload.place(whole[mine].clone(), "optimizer")
         if self.sharded_values:
-            self.local = self.values[mine].clone()
+            self.local = self._offload.place(self.values[mine].clone(), "parameters")
         for slot in self.slots:
             slot.parameter.data = self.values[slot.start : slot.stop].view(slot.parameter.shape)
         if self.sharded_values:
@@ -149,14 +163,18 @@ class Bucket:
 
     @property
     def mine(self) -> Tensor:
-        """This rank's share of the values, in the format of the storage."""
+        """This rank's share of the values, in the format of the storage; on the device, as a copy if it lies elsewhere."""
+        return self._kept.to(self.kind.device)
+
+    @property
+    def _kept(self) -> Tensor:
         assert self.values is not None
         return self.values[self.low : self.high] if self.local is None else self.local
 
     def round_masters(self) -> None:
         """Write the masters to the storage that passes use."""
         if self.masters is not None:
-            self.mine.copy_(self.masters)
+            self._kept.copy_(self.masters)
 
     @property
     def gathered(self) -> bool:
@@ -224,23 +242,33 @@ class Bucket:
             slot.filled = False
 
     def present(self) -> None:
-        """Give the pieces their gradients, in fp32."""
+        """Have the gradients ready for norms, scaling and the update, in fp32; pieces that lie beside them get theirs."""
         self.update = self.share if self.kind.dtype == torch.float32 else self.share.float()
         if self.shards > 1:
             self.forget()
-        at = 0
+        if self.values is None:
+            for slot in self.slots:
+                slot.parameter.grad = self.update[slot.start : slot.stop].view(slot.parameter.shape)
+        elif not self._offload.active:
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Give the pieces their gradients, wherever they lie."""
+        if self.values is None or not self.pieces:
+            return
+        assert self.update is not None
+        update, at = self.update.to(self.pieces[0].tensor.device), 0
         for slot in self.slots:
             low, high = max(slot.start, self.low), min(slot.stop, self.high)
-            if self.values is None:
-                slot.parameter.grad = self.update[slot.start : slot.stop].view(slot.parameter.shape)
-            elif low < high:
-                self.pieces[at].tensor.grad = self.update[low - self.low : high - self.low]
+            if low < high:
+                self.pieces[at].tensor.grad = update[low - self.low : high - self.low]
                 at += 1
 
     def dismiss(self) -> None:
-        """Let go of fp32 copies of 16-bit gradients."""
+        """Let go of copies of gradients that were made for the update."""
         if self.kind.dtype != torch.float32:
             self.update = None
+        if self.kind.dtype != torch.float32 or self._offload.active:
             for piece in self.pieces:
                 piece.tensor.grad = None
 

@@ -80,4 +80,4 @@ def _kind(
 ) -> Kind:
     dtype = options.storage if parameter.dim() >= 2 else torch.float32
     unit = unit_of(parameter) if unit_of is not None else None
-    return Kind(dtype, parameter.device, chunks, unit, part.partial, part.tied_stage_rank)
+    return Kind(dtype, parameter.device, chunks, unit, part.dim is not None, part.partial, part.tied_stage_rank)

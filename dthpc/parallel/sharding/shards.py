@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dthpc.comm.collectives import BufferPool, all_gather
 from dthpc.errors import UserError
 from dthpc.parallel.mesh import Mesh
+from dthpc.parallel.offload import Offload
 from dthpc.parallel.parts import Parts, Piece
 from dthpc.parallel.sharding.bucket import Bucket
 from dthpc.parallel.sharding.gradients import Gradients
@@ -35,7 +36,14 @@ class Shards:
     number is the same on all data-parallel ranks; a pass may be over zero rows.
     """
 
-    def __init__(self, chunks: Sequence[nn.Module], parts: Parts, mesh: Mesh, options: ShardOptions) -> None:
+    def __init__(
+        self,
+        chunks: Sequence[nn.Module],
+        parts: Parts,
+        mesh: Mesh,
+        options: ShardOptions,
+        offload: Offload | None = None,
+    ) -> None:
         """Move the parameters to their storages.
 
         Args:
@@ -43,6 +51,7 @@ class Shards:
             parts: what each parameter is of the whole model's.
             mesh: this rank's groups.
             options: ZeRO stage and formats.
+            offload: where the pieces, and parameter shards, are kept between their uses.
 
         Raises:
             UserError: PowerSGD is asked for together with ZeRO.
@@ -65,7 +74,8 @@ class Shards:
             assert self._group is not None
             self._units = Units(chunks, self._group, keep_last=mesh.size("pp") == 1)
         groups = partition(chunks, parts, options, self._units.unit_of if self._units is not None else None)
-        self.buckets = [Bucket(kind, members, shards, mesh.index("shard"), zero) for kind, members in groups]
+        index = mesh.index("shard")
+        self.buckets = [Bucket(kind, members, shards, index, zero, offload) for kind, members in groups]
         if self._units is not None:
             self._units.attach(self.buckets)
         self._reduction = Reduction(mesh, shards, options, self.buckets, self._pool)
@@ -135,6 +145,11 @@ class Shards:
         for bucket in self.buckets:
             if bucket.update is not None:
                 bucket.update.mul_(factor)
+
+    def hand_over(self) -> None:
+        """Give pieces that are kept elsewhere their gradients; right before the update."""
+        for bucket in self.buckets:
+            bucket.hand_over()
 
     @torch.no_grad()
     def publish(self) -> None:
