@@ -143,7 +143,7 @@ class OffloadConfig:
     """Parameter shards of ZeRO stage 3: null, `cpu` or `nvme`."""
 
     folder: Optional[str] = None
-    """Folder for the files of `nvme`, best on a local disk of the node; they have no names and end with their rank."""
+    """Folder for the files of `nvme`, best on a disk of the node; they have no names and end with their rank."""
 
 
 @dataclass
@@ -175,8 +175,8 @@ class ParallelConfig:
     parameters too."""
 
     replicate: Any = None
-    """Hybrid sharding (HSDP): groups of data-parallel ranks that each hold all shards; a number, or `nodes`: shards stay
-    inside a node, however many nodes there are. Null: 1 with ZeRO, `dp` without."""
+    """Hybrid sharding (HSDP): how many groups of data-parallel ranks each hold all shards; `nodes`: one in each node,
+    however many there are. Null: 1 with ZeRO, `dp` without."""
 
     tp: int = 1
     """Tensor-parallel degree."""
@@ -210,7 +210,7 @@ class ParallelConfig:
     """Size of a gradient bucket, in MiB; buckets are reduced while the backward pass still runs."""
 
     allow_unused: bool = False
-    """Whether parameters may get no gradient in the first step; they count as zero. Otherwise they are named and refused."""
+    """Whether parameters may get no gradient in the first step; it counts as zero. Else they are named and refused."""
 
     gradients: GradientConfig = field(default_factory=GradientConfig)
     """What travels when gradients are reduced."""
