@@ -16,7 +16,8 @@ from dthpc.errors import UserError
 from dthpc.parallel.offload import Offload, file_tensor, make_offload
 from dthpc.parallel.parts import Part, Piece
 from dthpc.train.optim import build_optimizer
-from tests.ranks import repository
+from tests.parallel import memory_tasks
+from tests.ranks import pool, repository
 
 CPU = torch.device("cpu")
 PLACES = [None, "cpu", "nvme"]
@@ -160,36 +161,31 @@ def anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon"))
 
-place, folder = sys.argv[1:]
-def warm_up():
-    tiny = nn.Parameter(torch.ones(2))
-    tiny.grad = torch.ones(2)
-    torch.optim.AdamW([tiny], fused=True).step()
+def grown(place, count, size):
+    before, most = anonymous(), []
+    offload = Offload(torch.device("cpu"), optimizer=place, folder=sys.argv[1])
+    tensors = [nn.Parameter(offload.place(torch.ones(size), "optimizer")) for _ in range(count)]
+    optimizer = torch.optim.AdamW(tensors, fused=True)
+    optimizer.register_step_post_hook(lambda *_: most.append(anonymous()))
+    gradient = torch.ones(size)
+    for _ in range(2):
+        for tensor in tensors:
+            tensor.grad = gradient
+        offload.step(optimizer)
+    return max(most) - before
 
-offload = Offload(torch.device("cpu"), optimizer=place, folder=folder)
-warm_up()
-before = anonymous()
-tensors = [nn.Parameter(offload.place(torch.ones(1 << 20), "optimizer")) for _ in range(16)]
-optimizer = torch.optim.AdamW(tensors, fused=True)
-gradient, most = torch.ones(1 << 20), 0
-optimizer.register_step_post_hook(lambda *_: globals().update(most=max(most, anonymous())))
-for _ in range(2):
-    for tensor in tensors:
-        tensor.grad = gradient
-    offload.step(optimizer)
-print(max(most, anonymous()) - before)
+grown("cpu", 1, 2)  # imports and threads
+print(grown("nvme", 16, 1 << 20), grown("cpu", 16, 1 << 20))
 """
 
 
 def test_files_free_memory_already_in_the_first_step(tmp_path: Path) -> None:
     """16 masters of 4 MiB with two moments each are 192 MiB; in files, a few of them are in memory at once."""
-    grown = {}
-    for place in ("cpu", "nvme"):
-        command = [sys.executable, "-c", MEMORY, place, str(tmp_path)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=repository())
-        grown[place] = int(done.stdout) / 2**20
-    assert grown["cpu"] > 190
-    assert grown["nvme"] < 64
+    command = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=repository())
+    files, host = (int(number) / 2**20 for number in done.stdout.split())
+    assert files < 64
+    assert host > 128
 
 
 @pytest.mark.parametrize(
@@ -221,3 +217,38 @@ def test_the_configuration_says_what_goes_where(tmp_path: Path) -> None:
     offload = make_offload(config, CPU)
     assert (offload.active, offload.moves("optimizer"), offload.moves("parameters")) == (True, False, True)
     assert str(tmp_path) in mapped_file(offload.place(torch.ones(2, 2, dtype=torch.bfloat16), "parameters"))
+
+
+@pytest.mark.parametrize("storage", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+@pytest.mark.parametrize("place", ["cpu", "nvme"])
+def test_every_stage_trains_with_the_same_bits_as_without(
+    tmp_path: Path, zero: int, place: str, storage: torch.dtype
+) -> None:
+    """Masters and state, and with ZeRO 3 parameter shards, on two ranks over three steps."""
+    degrees = {"shard": 2, "zero": zero} if zero else {"replicate": 2}
+    places = {"optimizer": place, "parameters": place if zero == 3 else None, "folder": str(tmp_path)}
+    there = pool().run(2, memory_tasks.after_steps, degrees, storage, places)
+    here = pool().run(2, memory_tasks.after_steps, degrees, storage)
+    for offloaded, plain in zip(there, here, strict=True):
+        assert offloaded["norms"] == plain["norms"]
+        torch.testing.assert_close(offloaded["parameters"], plain["parameters"], rtol=0, atol=0)
+        for (name, start, values), (expected_name, expected_start, expected) in zip(
+            offloaded["values"], plain["values"], strict=True
+        ):
+            assert (name, start) == (expected_name, expected_start)
+            assert torch.equal(values.flatten(), expected.flatten())
+        assert bool(offloaded["files"]) == (place == "nvme")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["cpu", "nvme"])
+def test_parameter_shards_may_leave_alone(tmp_path: Path, place: str) -> None:
+    degrees, places = {"shard": 2, "zero": 3}, {"parameters": place, "folder": str(tmp_path)}
+    (there, _), (here, _) = (
+        pool().run(2, memory_tasks.after_steps, degrees, torch.float32, chosen) for chosen in (places, None)
+    )
+    torch.testing.assert_close(there["parameters"], here["parameters"], rtol=0, atol=0)
+    assert there["measured"] == here["measured"]
+    # One file for each bucket's shard, and none for the optimizer's state.
+    assert bool(there["files"]) == (place == "nvme")
