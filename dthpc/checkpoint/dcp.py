@@ -15,15 +15,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from dthpc.checkpoint.errors import PeerFailure, os_error_within
@@ -47,8 +48,7 @@ def write_tensors(shares: Sequence[Share], folder: Path, ranks: Ranks) -> dict[s
         PeerFailure: another rank failed.
     """
     files = _ChecksummingFileSystem()
-    writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=True, overwrite=False)
-    writer.fs = files
+    writer = _TensorWriter(folder, files)
     try:
         with _own_failure_only(ranks):
             save(
@@ -64,6 +64,39 @@ def write_tensors(shares: Sequence[Share], folder: Path, ranks: Ranks) -> dict[s
             raise files.failure from None
         raise
     return files.records
+
+
+class _TensorWriter(FileSystemWriter):
+    """Writes a rank's rectangles into one file, if it has any, and forgets each as soon as it is written: torch's own
+    writer keeps the copies of all of them in host memory until the file is done."""
+
+    def __init__(self, folder: Path, files: _ChecksummingFileSystem) -> None:
+        super().__init__(folder, single_file_per_rank=True, sync_files=True, overwrite=False)
+        self.fs = files
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write what a plan says; on disk when the returned future is done, which it is."""
+        written: list[WriteResult] = []
+        if plan.items:
+            name = f"{plan.storage_data.prefix}0.distcp"
+            with self.fs.create_stream(Path(self.path) / name, "wb") as stream:
+                for item in plan.items:
+                    begin = stream.tell()
+                    torch.save(_compact(planner.resolve_data(item)), cast("IO[bytes]", stream))
+                    length = stream.tell() - begin
+                    written.append(WriteResult(item.index, length, _StorageInfo(name, begin, length)))
+                os.fsync(stream.fileno())
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(written)
+        return done
+
+
+def _compact(values: Any) -> torch.Tensor:
+    """A tensor in host memory, and of a storage that holds nothing else: a whole storage is saved."""
+    values = values.cpu()
+    alone = values.untyped_storage().nbytes() == values.nbytes
+    tensor: torch.Tensor = values if alone else values.clone()
+    return tensor
 
 
 class TensorReader(FileSystemReader):

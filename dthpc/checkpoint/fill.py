@@ -11,7 +11,7 @@ import torch
 from dthpc.checkpoint.manifest import TensorRecord
 from dthpc.checkpoint.optimizers import OptimizerGroup, not_elementwise, optimizer_groups, optimizer_key
 from dthpc.checkpoint.shares import Share, whole
-from dthpc.checkpoint.state import TrainingState, model_shares
+from dthpc.checkpoint.state import Stateful, TrainingState, model_shares
 from dthpc.errors import UserError, UserErrors, raise_together
 
 _SHOWN = 5
@@ -23,7 +23,7 @@ def expectation(state: TrainingState) -> dict[str, Any]:
         "model": {share.name: [list(share.shape), share.record.dtype] for share in model_shares(state)},
         "optimizer": {piece.name: group.kind for group in optimizer_groups(state) for piece in group.pieces},
         "scalars": sorted(state.scalars),
-        "stateful": sorted(state.stateful),
+        "stateful": sorted({**state.stateful, **_own(state)}),
         "extra": sorted(state.extra),
     }
 
@@ -203,5 +203,9 @@ def _set_options(live: dict[str, Any], saved: dict[str, Any]) -> None:
 def fill_scalars(state: TrainingState, records: Mapping[str, Any]) -> None:
     """Set scalars and further objects to their saved states."""
     state.scalars.update(records["scalars"])
-    for name, each in state.stateful.items():
+    for name, each in {**state.stateful, **_own(state)}.items():
         each.load_state_dict(records["stateful"][name])
+
+
+def _own(state: TrainingState) -> dict[str, Stateful]:
+    return {} if state.replica is None else state.replica.stateful

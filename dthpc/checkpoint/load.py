@@ -11,7 +11,7 @@ from dthpc.checkpoint import fill, rng
 from dthpc.checkpoint.manifest import Manifest, TensorRecord
 from dthpc.checkpoint.optimizers import as_json
 from dthpc.checkpoint.ranks import Ranks
-from dthpc.checkpoint.replicas import sources
+from dthpc.checkpoint.replicas import own_states, sources
 from dthpc.checkpoint.shares import Share, whole
 from dthpc.checkpoint.snapshot import extra_key, rng_key
 from dthpc.checkpoint.state import TrainingState, model_shares, outer_shares
@@ -40,6 +40,7 @@ def load(
     records = ranks.first(what, lambda: json.loads((path / RECORDS_NAME).read_bytes()))
     expected = [part for _, part in ranks.distinct(ranks.together(what, lambda: fill.expectation(state)))]
     names = sources(manifest.tensors, records.get("replicas", 0), state.replica)
+    records["stateful"] = own_states(records["stateful"], records.get("replicas", 0), state.replica)
 
     def match() -> list[fill.OptimizerTarget]:
         tensors = {key: manifest.tensors[saved] for key, saved in names.items()}

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dthpc.checkpoint.shares import Share, whole
-from dthpc.checkpoint.state import TrainingState
+from dthpc.checkpoint.state import TrainingState, own_key
 from dthpc.errors import UserError
 
 # How an update is computed, not what it computes: a job may change these between attempts.
@@ -152,6 +152,9 @@ def as_json(value: Any, key: str) -> Any:
 def scalar_records(state: TrainingState) -> dict[str, Any]:
     """Scalars and the states of further objects as JSON values."""
     stateful = {name: each.state_dict() for name, each in state.stateful.items()}
+    if state.replica is not None:
+        own = state.replica.stateful.items()
+        stateful.update({own_key(name, state.replica): each.state_dict() for name, each in own})
     return {
         "scalars": as_json(state.scalars, "scalars"),
         "stateful": {name: as_json(value, name) for name, value in stateful.items()},

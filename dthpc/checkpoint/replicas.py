@@ -9,18 +9,14 @@ anchor, and the rest of `outer` zeros.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from dthpc.checkpoint.optimizers import optimizer_shares
 from dthpc.checkpoint.shares import Share
-from dthpc.checkpoint.state import Replica, TrainingState, model_shares, outer_shares
+from dthpc.checkpoint.state import Replica, TrainingState, model_shares, outer_shares, own_key
 
 _ANCHOR = "outer.anchor."
-
-
-def own_key(key: str, replica: Replica | None) -> str:
-    """The key under which a replica saves what other replicas hold differently."""
-    return key if replica is None else f"replica.{replica.index}.{key}"
 
 
 def state_shares(state: TrainingState) -> list[Share]:
@@ -56,3 +52,10 @@ def sources(saved: Collection[str], count: int, replica: Replica | None) -> dict
     if replica is not None:
         found.update({key: key for key in shared})
     return found
+
+
+def own_states(saved: Mapping[str, Any], count: int, replica: Replica | None) -> dict[str, Any]:
+    """The saved states of objects that are for a rank: those of all replicas, and of its own where they differ."""
+    shared = {name: value for name, value in saved.items() if not name.startswith("replica.")}
+    found = sources([name for name in saved if name not in shared], count, replica) if count else {}
+    return {**shared, **{name: saved[key] for name, key in found.items()}}

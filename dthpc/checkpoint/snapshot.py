@@ -9,9 +9,9 @@ from dthpc.checkpoint import rng
 from dthpc.checkpoint.manifest import TensorRecord
 from dthpc.checkpoint.optimizers import group_records, merge_group_records, scalar_records
 from dthpc.checkpoint.ranks import Ranks
-from dthpc.checkpoint.replicas import own_key, state_shares
+from dthpc.checkpoint.replicas import state_shares
 from dthpc.checkpoint.shares import Share, whole
-from dthpc.checkpoint.state import TrainingState, buffer_shares
+from dthpc.checkpoint.state import TrainingState, buffer_shares, own_key
 from dthpc.errors import UserError
 
 
@@ -86,17 +86,22 @@ def _merge(accounts: list[dict[str, Any]]) -> tuple[dict[str, TensorRecord], dic
     """One account of the whole state from the different ones among the ranks."""
     first = accounts[0]
     shapes: dict[str, Any] = {}
-    same = ("scalars", "stateful", "layout", "replicas")
+    stateful: dict[str, Any] = {}
+    same = ("scalars", "layout", "replicas")
     for account in accounts:
         for key in ("step", *same):
             if account[key] != first[key]:
                 raise UserError("the ranks do not hold the same value", key=key, value=account[key])
+        for key, value in account["stateful"].items():
+            if stateful.setdefault(key, value) != value:
+                raise UserError("the ranks do not hold the same state of it", key=f"stateful.{key}", value=value)
         for key, shape in account["tensors"].items():
             if shapes.setdefault(key, shape) != shape:
                 raise UserError(f"the ranks hold {key} in different shapes or types", key="model", value=shape)
     described = {key: TensorRecord(tuple(shape), dtype) for key, (shape, dtype) in shapes.items()}
     return described, {
         **{key: first[key] for key in same},
+        "stateful": stateful,
         "optimizer": merge_group_records([account["optimizer"] for account in accounts]),
         "extra": sorted({name for account in accounts for name in account["extra"]}),
     }

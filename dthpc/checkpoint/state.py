@@ -50,6 +50,9 @@ class Replica:
     """What is equal on all replicas, by kind: for each piece of the state a tensor cut like it. `anchor` holds the
     parameters as of the last meeting; of any other kind zeros are a state to begin from."""
 
+    stateful: dict[str, Stateful] = field(default_factory=dict)
+    """Objects with a state that differs between replicas, by name, such as a gradient scaler."""
+
 
 @dataclass
 class TrainingState:
@@ -66,7 +69,10 @@ class TrainingState:
     rng: bool = True
     """Whether the random number generators of each rank belong to the state."""
     pieces: Sequence[Share] | None = None
-    """What this rank holds of the parameters, under their global names; `None`: each parameter of `model`, whole."""
+    """What this rank holds of the trained parameters, under their global names; `None`: each parameter of `model`,
+    whole."""
+    frozen: Sequence[Share] = ()
+    """Parameters beside the pieces, which no optimizer updates."""
     layout: str = ""
     """The layout in words. Random numbers and `extra` come back only where it is the one that was saved; empty: where
     the number of ranks is."""
@@ -139,6 +145,11 @@ def _unique(items: Iterator[tuple[str, Any]]) -> dict[str, Any]:
     return named
 
 
+def own_key(key: str, replica: Replica | None) -> str:
+    """The key under which a replica saves what other replicas hold differently."""
+    return key if replica is None else f"replica.{replica.index}.{key}"
+
+
 def buffer_shares(state: TrainingState) -> list[Share]:
     """The persistent buffers under their keys, sharing memory with the model."""
     return [whole(f"model.{name}", value) for name, value in named_buffers(state).items()]
@@ -146,8 +157,8 @@ def buffer_shares(state: TrainingState) -> list[Share]:
 
 def model_shares(state: TrainingState) -> list[Share]:
     """Parameters and buffers under their keys, sharing memory with the model."""
-    parameters = [each.holding(f"model.{each.name}", each.tensor) for each in state.parameters()]
-    return parameters + buffer_shares(state)
+    parameters = [*state.parameters(), *state.frozen]
+    return [each.holding(f"model.{each.name}", each.tensor) for each in parameters] + buffer_shares(state)
 
 
 def outer_shares(state: TrainingState) -> list[Share]:

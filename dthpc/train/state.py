@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -65,7 +65,10 @@ def checkpoint_state(
         offload: places what the optimizer keeps.
     """
     stateful: dict[str, Stateful] = {"train": state}
-    if scaler is not None:
+    if scaler is not None and outer is not None:
+        # Replicas that train by themselves overflow by themselves.
+        outer = replace(outer, stateful={**outer.stateful, "scaler": scaler})
+    elif scaler is not None:
         stateful["scaler"] = scaler
     if isinstance(model, nn.Module):
         return TrainingState(model, optimizer, stateful=stateful, replica=outer, extra=extra or {})

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from dthpc.checkpoint import store
-from dthpc.checkpoint.replicas import own_key, sources
+from dthpc.checkpoint.replicas import own_states, sources
 from dthpc.checkpoint.shares import Share
-from dthpc.checkpoint.state import Replica, TrainingState
+from dthpc.checkpoint.state import Replica, TrainingState, own_key
 from tests.ranks import pool
 
 SHAPE = (3, 4)
@@ -115,3 +115,37 @@ def test_a_replicas_keys_are_told_from_those_of_another() -> None:
     assert own_key("model.w", None) == "model.w"
     many = [f"replica.{k}.model.w" for k in range(12)]
     assert sources(many, 12, Replica(1, 12, {})) == {"model.w": "replica.1.model.w"}
+
+
+@pytest.mark.parametrize(
+    ("count", "replica", "expected"),
+    [(2, Replica(1, 2, {}), 1), (2, Replica(1, 3, {}), 0), (2, None, 0), (0, Replica(1, 2, {}), 7), (0, None, 7)],
+)
+def test_whose_state_of_an_object_a_replica_takes(count: int, replica: Replica | None, expected: int) -> None:
+    saved = {f"replica.{k}.scaler": k for k in range(count)} or {"scaler": 7}
+    assert own_states({"train": 3, **saved}, count, replica) == {"train": 3, "scaler": expected}
+
+
+class Counter:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict: dict[str, int], /) -> None:
+        self.count = state_dict["count"]
+
+
+def counted(rank: int, root: Path) -> int:
+    counter, fresh = Counter(10 + rank), Counter(0)
+    for own, restores in ((counter, False), (fresh, True)):
+        state = build(rank, 2, 1, start=0.0)
+        assert state.replica is not None
+        state.replica.stateful["scaler"] = own
+        store.restore(root, state) if restores else store.save(root, 1, state, attempt=0)
+    return fresh.count
+
+
+def test_each_replica_gets_its_own_object_states_back(tmp_path: Path) -> None:
+    assert pool().run(2, counted, tmp_path) == [10, 11]
