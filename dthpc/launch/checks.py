@@ -109,8 +109,9 @@ def _room_checks() -> list[Callable[[Any], list[UserError]]]:
     from dthpc.models import check as models
     from dthpc.parallel import check as parallel
     from dthpc.parallel import precision
+    from dthpc.train import schedule
 
-    return [models.check, parallel.check, precision.check, _text_source]
+    return [models.check, parallel.check, precision.check, schedule.check, _text_source]
 
 
 def _top_level(config: Any) -> Iterator[UserError]:

@@ -85,11 +85,6 @@ class Precision:
 
         return self.dtype if self.parameters == "compute" else torch.float32
 
-    @property
-    def needs_scaling(self) -> bool:
-        """Whether gradients may underflow, so that the loss is scaled: fp16's smallest number is 6e-8."""
-        return self.compute == "fp16"
-
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The context for a forward pass and its loss; for fp32 it does nothing and costs nothing."""
         if self.compute == "fp32":

@@ -13,17 +13,16 @@ from fnmatch import fnmatch
 from typing import Any
 
 import torch
-from torch import nn
 
 from dthpc.errors import UserError
-from dthpc.parallel.parts import Part, Piece
+from dthpc.parallel.parts import Piece
 
 
-def build_optimizer(pieces: Sequence[Piece] | nn.Module, optim: Any) -> torch.optim.Optimizer:
+def build_optimizer(pieces: Sequence[Piece], optim: Any) -> torch.optim.Optimizer:
     """Make the optimizer of what a rank holds.
 
     Args:
-        pieces: what to update; or a model, of which every parameter is a piece.
+        pieces: what to update.
         optim: the `optim` group of the configuration.
 
     Returns:
@@ -32,8 +31,6 @@ def build_optimizer(pieces: Sequence[Piece] | nn.Module, optim: Any) -> torch.op
     Raises:
         UserError: `_target_` is no optimizer, does not take the arguments, or cannot update step by step.
     """
-    if isinstance(pieces, nn.Module):
-        pieces = whole_pieces(pieces)
     kind = _class(optim)
     groups = parameter_groups(pieces, optim["weight_decay"], tuple(optim.get("no_decay") or ()))
     arguments: dict[str, Any] = {
@@ -53,15 +50,6 @@ def build_optimizer(pieces: Sequence[Piece] | nn.Module, optim: Any) -> torch.op
         value = None if key == "optim.arguments" else optim[key.removeprefix("optim.")]
         raise UserError(f"{kind.__name__} refuses its arguments: {error}", key=key, value=value) from error
     return optimizer
-
-
-def whole_pieces(model: nn.Module) -> list[Piece]:
-    """The parameters that a single process trains, each one piece; frozen ones are left out."""
-    return [
-        Piece(Part(name, tuple(parameter.shape)), 0, parameter.numel(), parameter)
-        for name, parameter in model.named_parameters()
-        if parameter.requires_grad
-    ]
 
 
 def parameter_groups(

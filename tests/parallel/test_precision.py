@@ -37,10 +37,6 @@ def test_matrices_are_stored_in_fp32_or_in_the_format_of_arithmetic(compute: str
     assert Precision(compute, "cpu", "compute").storage == dtype
 
 
-def test_only_fp16_needs_loss_scaling() -> None:
-    assert [name for name, _ in FORMATS if Precision(name, "cpu").needs_scaling] == ["fp16"]
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

@@ -9,8 +9,8 @@ from torch import nn
 
 from dthpc.errors import UserError
 from dthpc.models.gpt import GPT
-from dthpc.parallel.parts import Part, Piece
-from dthpc.train.optim import build_optimizer, parameter_groups, set_learning_rate, whole_pieces
+from dthpc.parallel.parts import Part, Piece, whole_parts
+from dthpc.train.optim import build_optimizer, parameter_groups, set_learning_rate
 
 # Those of torch that update step by step and take dense gradients of any shape.
 ELEMENT_WISE = ["ASGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
@@ -23,6 +23,11 @@ def model() -> GPT:
 def optim(**changes: Any) -> Any:
     fields = {"_target_": "torch.optim.AdamW", "lr": 0.1, "weight_decay": 0.5, "arguments": {"betas": [0.8, 0.9]}}
     return OmegaConf.create({**fields, **changes})
+
+
+def whole_pieces(net: nn.Module) -> list[Piece]:
+    """What a single process trains."""
+    return [Piece(part, 0, tensor.numel(), tensor) for tensor, part in whole_parts([net]).items()]
 
 
 def names_of(group: dict[str, Any], net: GPT) -> set[str]:
@@ -92,24 +97,17 @@ def test_pieces_end_up_as_the_whole_parameter_does(name: str) -> None:
     assert not torch.equal(whole.tensor.detach().flatten(), start)
 
 
-def test_frozen_parameters_are_left_out() -> None:
-    net = model()
-    net.embed.weight.requires_grad_(False)
-    pieces = whole_pieces(net)
-    assert {piece.part.name for piece in pieces} == {name for name, _ in net.named_parameters()} - {"embed.weight"}
-
-
 def test_the_class_gets_its_arguments_and_the_fast_form() -> None:
-    built = build_optimizer(model(), optim())
+    built = build_optimizer(whole_pieces(model()), optim())
     assert type(built) is torch.optim.AdamW
     assert built.param_groups[0]["betas"] == (0.8, 0.9)
     assert built.param_groups[0]["fused"]
-    plain = build_optimizer(model(), optim(arguments={"foreach": True}))
+    plain = build_optimizer(whole_pieces(model()), optim(arguments={"foreach": True}))
     assert not plain.param_groups[0]["fused"]
 
 
 def test_setting_the_rate_reaches_every_group() -> None:
-    built = build_optimizer(model(), optim(_target_="torch.optim.SGD", arguments={}))
+    built = build_optimizer(whole_pieces(model()), optim(_target_="torch.optim.SGD", arguments={}))
     set_learning_rate(built, 0.025)
     assert [group["lr"] for group in built.param_groups] == [0.025, 0.025]
 
@@ -132,5 +130,5 @@ def test_setting_the_rate_reaches_every_group() -> None:
 @pytest.mark.parametrize("empty", [False, True])
 def test_mistakes_are_told_also_by_a_rank_without_pieces(changes: dict[str, Any], words: str, empty: bool) -> None:
     with pytest.raises(UserError) as caught:
-        build_optimizer([] if empty else model(), optim(**changes))
+        build_optimizer([] if empty else whole_pieces(model()), optim(**changes))
     assert words in str(caught.value)
