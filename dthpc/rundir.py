@@ -47,6 +47,10 @@ class RunDir:
         return self.path / "submissions"
 
     @property
+    def stages(self) -> Path:
+        return self.path / "stages.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from dthpc.checkpoint.store import restore
 from dthpc.errors import UserError
 from dthpc.jobs.build import build_data, build_loss, build_model, instantiate
+from dthpc.jobs.stages import dealt_stages
 from dthpc.monitor.tensorboard import ScalarWriter
 from dthpc.parallel.apply import parallelize
 from dthpc.parallel.layout import Layout
@@ -44,7 +45,9 @@ def run(config: Any, context: RankContext) -> None:
     _check_data(data, config)
     model = build_model(config, data)
     mesh = make_mesh(Layout.resolve(config, context.identity.world_size), context.device.type)
-    parallel = parallelize(model, build_loss(config.loss), mesh, config, context.device)
+    loss = build_loss(config.loss)
+    dealt = dealt_stages(model, loss, data.train, mesh, config, context)
+    parallel = parallelize(model, loss, mesh, config, context.device, dealt)
     training = Training(
         config=config,
         context=context,

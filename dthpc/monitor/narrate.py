@@ -105,9 +105,25 @@ def _train_start(event: dict[str, Any], progress: Progress) -> str:
     text = f"training {count(progress.parameters)} parameters, {steps} steps"
     if progress.tokens_per_step:
         text += f" of {count(progress.tokens_per_step)} tokens"
+    layout = event.get("layout")
+    if layout and layout != "dp=1":
+        text += f", {layout}"
+    if event.get("precision") not in (None, "fp32"):
+        text += f", {event['precision']}"
     if progress.resumed_from:
         text += f", resumed from step {progress.resumed_from}"
     return text
+
+
+def _memory(event: dict[str, Any], progress: Progress) -> str:
+    named = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer state"))
+    held = {label: number(event.get(name)) or 0.0 for name, label in named}
+    formula = event.get("expected")
+    values = [number(formula.get(name)) for name, _ in named] if isinstance(formula, dict) else [None]
+    known = [value for value in values if value is not None]
+    right = f" (by formula {size(sum(known))})" if len(known) == len(named) else ""
+    shown = ", ".join(f"{label} {size(value)}" for label, value in held.items())
+    return f"rank {event.get('rank', 0)} holds {size(sum(held.values()))}{right}: {shown}"
 
 
 def _eval(event: dict[str, Any], progress: Progress) -> str:
@@ -167,6 +183,7 @@ _TELLERS = {
     "attempt_start": _attempt_start,
     "ranks_ready": _ranks_ready,
     "train_start": _train_start,
+    "memory": _memory,
     "eval": _eval,
     "checkpoint_saved": _checkpoint_saved,
     "checkpoint_rejected": _checkpoint_rejected,

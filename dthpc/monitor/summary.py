@@ -9,7 +9,7 @@ from typing import Any
 
 from dthpc.monitor.narrate import step_text
 from dthpc.monitor.progress import Progress
-from dthpc.monitor.units import count, decimal, duration, milliseconds, number
+from dthpc.monitor.units import count, decimal, duration, integer, milliseconds, number, size
 from dthpc.rundir import RunDir
 
 
@@ -35,6 +35,8 @@ def summary_lines(run: RunDir, progress: Progress, checkpoint: Path | None, atte
         ("bits per byte", _bits(progress)),
         ("throughput", _throughput(progress)),
         ("time", _times(end)),
+        ("memory", _memory(end)),
+        ("loss scale", _scaling(end)),
         *place_rows(run, checkpoint),
         ("details", f"python -m dthpc.status {run_word(run)}"),
         ("go on", f"the same command with run.name={run.name} run.on_change=accept and more train.steps"),
@@ -104,6 +106,19 @@ def _times(end: dict[str, Any]) -> str:
     )
     values = [(number(end.get(field)), label) for field, label in shown]
     return ", ".join(f"{duration(value)} {label}" for value, label in values if value)
+
+
+def _memory(end: dict[str, Any]) -> str:
+    held = number(end.get("state_bytes"))
+    return f"{size(held)} of parameters, gradients and optimizer state on rank 0" if held else ""
+
+
+def _scaling(end: dict[str, Any]) -> str:
+    scale, skipped = number(end.get("loss_scale")), integer(end.get("skipped_steps"))
+    if scale is None:
+        return ""
+    left_out = f", {skipped} update{'' if skipped == 1 else 's'} left out" if skipped is not None else ""
+    return f"{scale:g}{left_out}"
 
 
 def _throughput(progress: Progress) -> str:

@@ -13,9 +13,10 @@ from dthpc.models.dropout import DropoutStream, attach
 from dthpc.parallel.activations import checkpoint_activations
 from dthpc.parallel.alike import check_alike, check_trainable
 from dthpc.parallel.check import micro_batches_of
+from dthpc.parallel.layout import Layout
 from dthpc.parallel.materialize import broadcast_values, fill, is_meta
 from dthpc.parallel.mesh import Mesh
-from dthpc.parallel.model import Loss, ParallelModel
+from dthpc.parallel.model import CheckedLoss, Loss, ParallelModel
 from dthpc.parallel.offload import make_offload
 from dthpc.parallel.outer import OuterStep
 from dthpc.parallel.pipeline.links import Links
@@ -69,14 +70,17 @@ def parallelize(
     inner = mesh.island() if parallel.outer.every else mesh
     offload = make_offload(parallel.offload, device)
     shards = Shards(chunks, parts, inner, _shard_options(config, precision), offload)  # data parallel, ZeRO
-    passes = micro_batches_of(config, mesh.layout.dp, mesh.layout.pp)
+    passes, micro_batch = passes_of(config, mesh.layout)
     schedule = build(mesh.layout.schedule, mesh.layout.pp, mesh.layout.chunks, passes)
-    worker = _worker(chunks, split_loss(loss, chunks, mesh), schedule, mesh, shards, precision, dropout)
+    checked = CheckedLoss(loss, split_loss(loss, chunks, mesh))
+    worker = _worker(chunks, checked, schedule, mesh, shards, precision, dropout)
     return ParallelModel(
         chunks=chunks,
+        parts=parts,
         mesh=mesh,
         shards=shards,
         loss=loss,
+        checked=checked,
         schedule=schedule,
         worker=worker,
         links=Links(schedule, mesh.group("pp"), device),
@@ -84,11 +88,17 @@ def parallelize(
         scaler=make_scaler(config.precision),
         dropout=dropout,
         elements=elements,
-        micro_batch=ceil(ceil(config.train.global_batch / mesh.layout.dp) / passes),
+        micro_batch=micro_batch,
         passes_of_largest=passes,
         offload=offload,
         outer=_outer(shards, mesh, parallel.outer),
     )
+
+
+def passes_of(config: Any, layout: Layout) -> tuple[int, int]:
+    """Passes of the rank with the largest share of a global batch, and the samples of a pass, at most."""
+    passes = micro_batches_of(config, layout.dp, layout.pp)
+    return passes, ceil(ceil(config.train.global_batch / layout.dp) / passes)
 
 
 def _shard_options(config: Any, precision: Precision) -> ShardOptions:

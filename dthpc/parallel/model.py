@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +18,7 @@ from dthpc.parallel.layout import Layout
 from dthpc.parallel.mesh import Mesh
 from dthpc.parallel.offload import Offload
 from dthpc.parallel.outer import OuterStep
+from dthpc.parallel.parts import Parts
 from dthpc.parallel.pipeline.links import Links
 from dthpc.parallel.pipeline.runtime import execute
 from dthpc.parallel.pipeline.schedule import Action, Kind, Schedule, actions_of
@@ -33,12 +34,31 @@ Check = Callable[[Loss, Any], None]
 """Raises where what a loss returned is not what it should be."""
 
 
+class CheckedLoss:
+    """A loss whose results are looked at while `check` is set."""
+
+    def __init__(self, configured: Loss, split: Loss) -> None:
+        """Take the loss that the user configured, and the form of it that takes what the last chunk puts out."""
+        self._configured, self._split = configured, split
+        self.check: Check | None = None
+
+    def __call__(self, outputs: Any, targets: Any) -> tuple[Tensor, Any]:
+        """Sum of losses and number of targets."""
+        result = self._split(outputs, targets)
+        if self.check is not None:
+            self.check(self._configured, result)
+        return result
+
+
 @dataclass
 class ParallelModel:
     """A rank's part of a model, and how it takes part in a step."""
 
     chunks: list[nn.Module]
     """The chunks of layers that this rank holds; parameters keep their global names."""
+
+    parts: Parts
+    """What each parameter of theirs is of the whole model's."""
 
     mesh: Mesh
     """Where this rank stands."""
@@ -48,6 +68,9 @@ class ParallelModel:
 
     loss: Loss
     """The configured loss, of the whole model's outputs."""
+
+    checked: CheckedLoss
+    """The loss as the worker calls it."""
 
     schedule: Schedule
     """Which stages a rank holds, and in which order it works on them."""
@@ -81,9 +104,6 @@ class ParallelModel:
 
     outer: OuterStep | None = None
     """Meetings of replicas that train by themselves; None: gradients are reduced over all replicas in every step."""
-
-    check: Check | None = field(default=None, init=False)
-    """Looks at what the loss returned, in the first step."""
 
     @property
     def layout(self) -> Layout:
@@ -139,7 +159,7 @@ class ParallelModel:
         Returns:
             Sum of losses, and how many targets they counted; None where another stage computes them.
         """
-        self.check = check
+        self.checked.check = check
         plan = self.schedule
         actions = actions_of(plan.name, self.mesh.index("pp"), plan.ranks, plan.chunks, len(parts)) if parts else ()
         # Replicas that train on their own each take the mean over their share of the targets.
@@ -162,7 +182,7 @@ class ParallelModel:
     def evaluate(self, inputs: Any, targets: Any) -> tuple[float, int]:
         """Sum of losses and number of targets of one batch that counts here; collective over a pipeline's ranks."""
         actions = [Action(Kind.F, stage, 0) for stage in sorted(self.stages)]
-        self._first_sample, self.check = 0, None
+        self._first_sample, self.checked.check = 0, None
         self.worker.begin(self._numbered([(inputs, targets)]), actions)
         execute(actions, self.worker, self.links)
         return (self.worker.loss, self.worker.counted) if self.counts_loss else (0.0, 0)

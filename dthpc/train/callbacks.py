@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dthpc.parallel.memory import StateBytes
     from dthpc.train.loop import Training
 
 
@@ -37,6 +38,29 @@ class StepRecord:
 
     data_wait: float
     """Seconds that the ranks waited for data, on average."""
+
+    loss_scale: float | None = None
+    """What the loss was multiplied by; None for formats that need no scaling, and so for the next two."""
+
+    skipped_steps: int | None = None
+    """Updates left out in the run so far, this one perhaps among them, because gradients overflowed."""
+
+    overflows: int | None = None
+    """Steps of the run so far whose gradients were not finite."""
+
+
+@dataclass(frozen=True)
+class MemoryRecord:
+    """Bytes of parameters, gradients and optimizer state on one rank."""
+
+    step: int
+    """Updates made."""
+
+    measured: StateBytes
+    """Of live storages."""
+
+    expected: StateBytes
+    """By formula."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +115,9 @@ class Callback:
 
     def on_step(self, training: Training, record: StepRecord) -> None:
         """A step is done, and its loss is known: during the forward pass of the next step, or before an evaluation."""
+
+    def on_memory(self, training: Training, record: MemoryRecord) -> None:
+        """An attempt's first update is made, so that the optimizer's state exists. The record is this rank's own."""
 
     def on_eval(self, training: Training, record: EvalRecord) -> None:
         """An evaluation is done."""

@@ -17,6 +17,7 @@ from dthpc.resilience.stop import Stopped
 from dthpc.train.callbacks import Callback, EvalRecord, StepRecord
 from dthpc.train.evaluate import evaluate
 from dthpc.train.header import Agreed, Header
+from dthpc.train.memory import memory_record
 from dthpc.train.optim import set_learning_rate
 from dthpc.train.saver import Saver
 from dthpc.train.schedule import learning_rate
@@ -74,6 +75,9 @@ class Training:
     last_saved: int | None = field(default=None, init=False)
     """Step of the newest checkpoint that this attempt restored or wrote."""
 
+    memory_told: bool = field(default=False, init=False)
+    """Whether this attempt has told what its states take."""
+
     def tell(self, what: str, *arguments: Any) -> None:
         """Call one method of every callback."""
         for callback in self.callbacks:
@@ -103,11 +107,12 @@ def train(t: Training) -> None:
             _settle(t, agreed)
             if agreed.stop is not None:
                 _stop(t, agreed.stop)
-            rate = rate_of(t.state.step)
+            rate, scale = rate_of(t.state.step), t.model.scaler.scale
             set_learning_rate(t.optimizer, rate)
             norm = t.model.update(t.optimizer, t.config.train.grad_clip, last=t.state.step + 1 == steps)
             _check_norm(t, norm)
-            _advance(t, batch, agreed, loss_sum, rate, norm, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            _advance(t, _record(t, batch, agreed, loss_sum, rate, norm, seconds, scale))
             _at_boundary(t)
     _finish(t)
 
@@ -136,15 +141,20 @@ def _send_header(t: Training, batch: StepBatch) -> None:
     )
 
 
-def _advance(
-    t: Training, batch: StepBatch, agreed: Agreed, loss_sum: float, rate: float, norm: float, seconds: float
-) -> None:
-    """Count the step that was just made; its loss is settled with the next exchange."""
-    t.state.step += 1
-    t.state.samples = batch.consumed
-    t.context.step = t.state.step
-    t.pending = StepRecord(
-        step=t.state.step,
+def _record(
+    t: Training,
+    batch: StepBatch,
+    agreed: Agreed,
+    loss_sum: float,
+    rate: float,
+    norm: float,
+    seconds: float,
+    scale: float,
+) -> StepRecord:
+    """The step that was just made, with this rank's sum of losses; `scale` is the loss scale of its backward passes."""
+    scaler = t.model.scaler
+    return StepRecord(
+        step=t.state.step + 1,
         loss=loss_sum,
         lr=rate,
         grad_norm=norm,
@@ -152,7 +162,20 @@ def _advance(
         samples=batch.consumed,
         seconds=seconds,
         data_wait=agreed.data_wait,
+        loss_scale=scale if scaler.dynamic else None,
+        skipped_steps=scaler.skipped if scaler.dynamic else None,
+        overflows=scaler.overflows if scaler.dynamic else None,
     )
+
+
+def _advance(t: Training, made: StepRecord) -> None:
+    """Count a step; its loss is settled with the next exchange."""
+    t.state.step, t.state.samples = made.step, made.samples
+    t.context.step = made.step
+    t.pending = made
+    if not t.memory_told and math.isfinite(made.grad_norm):
+        t.memory_told = True
+        t.tell("on_memory", memory_record(t.model, t.optimizer, made.step))
 
 
 def _settle(t: Training, agreed: Agreed) -> None:

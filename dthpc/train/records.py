@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from dthpc.monitor.events import EventLog
 from dthpc.monitor.tensorboard import ScalarWriter
-from dthpc.train.callbacks import Callback, CheckpointRecord, EvalRecord, StepRecord
+from dthpc.train.callbacks import Callback, CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
 from dthpc.train.summary import Totals, summarize
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ class EventRecorder(Callback):
         self._bigram = bigram_bits_per_byte
         self._window = Totals()
         self._whole = Totals()
+        self._state_bytes: int | None = None
 
     def on_train_start(self, training: Training) -> None:
         """Tell how much work there is."""
@@ -36,7 +39,14 @@ class EventRecorder(Callback):
             resumed_from=training.resumed_from,
             layout=training.model.layout.describe(),
             precision=training.model.precision.compute,
+            stored=str(training.model.precision.storage).removeprefix("torch."),
         )
+
+    def on_memory(self, training: Training, record: MemoryRecord) -> None:
+        """Tell what parameters, gradients and optimizer state take on this rank, measured and by formula."""
+        measured, expected = asdict(record.measured), asdict(record.expected)
+        self._state_bytes = int(record.measured.total)
+        self._events.write("memory", step=record.step, rank=training.model.mesh.rank, **measured, expected=expected)
 
     def on_step(self, training: Training, record: StepRecord) -> None:
         """Add the step to the totals; the first step, every `every` steps and the last one are written."""
@@ -59,6 +69,7 @@ class EventRecorder(Callback):
             tokens_per_s=window.targets / max(window.seconds, 1e-9),
             data_wait=window.data_wait / window.steps,
             samples=record.samples,
+            **scaling(record),
         )
 
     def on_eval(self, training: Training, record: EvalRecord) -> None:
@@ -92,7 +103,18 @@ class EventRecorder(Callback):
 
     def on_train_end(self, training: Training) -> None:
         """Tell what came of it all."""
-        self._events.write("train_end", **summarize(training, self._whole, self._bigram))
+        self._events.write("train_end", **summarize(training, self._whole, self._bigram), state_bytes=self._state_bytes)
+
+
+def scaling(record: StepRecord) -> dict[str, Any]:
+    """Loss scale and what it cost so far; nothing for formats that need none."""
+    if record.loss_scale is None:
+        return {}
+    return {
+        "loss_scale": record.loss_scale,
+        "skipped_steps": record.skipped_steps,
+        "overflows": record.overflows,
+    }
 
 
 class TensorBoard(Callback):
@@ -107,17 +129,17 @@ class TensorBoard(Callback):
         """Draw loss, rate, gradient norm and speed."""
         if record.step % self._every:
             return
-        self._writer.write(
-            record.step,
-            {
-                "train/loss": record.loss,
-                "train/learning_rate": record.lr,
-                "train/gradient_norm": record.grad_norm,
-                "speed/step_seconds": record.seconds,
-                "speed/tokens_per_second": record.targets / max(record.seconds, 1e-9),
-                "speed/data_wait_seconds": record.data_wait,
-            },
-        )
+        values = {
+            "train/loss": record.loss,
+            "train/learning_rate": record.lr,
+            "train/gradient_norm": record.grad_norm,
+            "speed/step_seconds": record.seconds,
+            "speed/tokens_per_second": record.targets / max(record.seconds, 1e-9),
+            "speed/data_wait_seconds": record.data_wait,
+        }
+        if not math.isfinite(record.grad_norm):
+            del values["train/gradient_norm"]  # one infinite point would hide the curve
+        self._writer.write(record.step, values | {f"scaling/{name}": value for name, value in scaling(record).items()})
 
     def on_eval(self, training: Training, record: EvalRecord) -> None:
         """Draw the held-out loss."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dthpc.data.batches import micro_batches
+from dthpc.data.batches import micro_batches, rows
 from dthpc.data.loader import StepBatch
 from dthpc.errors import UserError
 from dthpc.models.losses import count_targets
@@ -49,7 +49,7 @@ def forward_backward(
 
     The number of targets of the global batch is on its way in `header`. It is waited for only when the first backward
     pass needs it; in a pipeline before anything is sent, since a step that is given up there would leave messages
-    under way.
+    under way, and on a rank without samples before it reduces gradients that no backward pass makes.
 
     Args:
         model: on its mesh.
@@ -71,7 +71,7 @@ def forward_backward(
     copies = model.begin_step(step, batch.first)
     parts = list(micro_batches(batch.inputs, batch.targets, model.micro_batch, model.passes, device))
     try:
-        if model.layout.pp > 1:
+        if model.layout.pp > 1 or (model.layout.zero < 3 and not rows(batch.inputs)):
             gate.open()
         total, counted = model.forward_backward(parts, gate.open, check_result if first else None)
         gate.open()

@@ -11,6 +11,7 @@ from dthpc.models.size import flops_per_token
 from dthpc.monitor.events import read_events
 
 if TYPE_CHECKING:
+    from dthpc.parallel.scaler import LossScaler
     from dthpc.train.callbacks import StepRecord
     from dthpc.train.loop import Training
 
@@ -87,7 +88,15 @@ def summarize(t: Training, totals: Totals, bigram_bits_per_byte: float | None) -
         "lost_seconds": lost_seconds(events),
         "checkpoints": t.saver.run.checkpoints,
         "tensorboard": t.context.run.tensorboard if t.config.monitor.tensorboard else None,
+        **scaling_of(t.model.scaler),
     }
+
+
+def scaling_of(scaler: LossScaler) -> dict[str, Any]:
+    """Loss scale at the end, updates left out and overflows of the run; nothing for formats that need no scaling."""
+    if not scaler.dynamic:
+        return {}
+    return {"loss_scale": scaler.scale, "skipped_steps": scaler.skipped, "overflows": scaler.overflows}
 
 
 @dataclass(frozen=True)
