@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
 
-from dthpc.errors import UserError
 from dthpc.models.gpt import GPT
-from dthpc.parallel.apply import _check_parameters, persistent_buffers
+from dthpc.models.init import init_parameters
+from dthpc.parallel.apply import passes_of
+from dthpc.parallel.layout import Layout
 from tests.parallel import tasks
 from tests.ranks import pool
+from tests.train.tasks import make_config
 
 
 def test_replicas_start_equal_and_their_buffers_stay_equal() -> None:
@@ -17,29 +20,51 @@ def test_replicas_start_equal_and_their_buffers_stay_equal() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.parametrize("parallel", [{}, {"pp": 2}, {"tp": 2}, {"pp": 2, "tp": 2}, {"zero": 2, "pp": 2}])
+@pytest.mark.parametrize("meta", [True, False])
+def test_every_rank_starts_with_its_part_of_the_one_model(meta: bool, parallel: dict[str, Any]) -> None:
+    torch.manual_seed(17)
+    whole = GPT(**tasks.SIZES)
+    if meta:
+        init_parameters(whole, seed=7)
+    values = dict(whole.named_parameters())
+    seen = set()
+    for parts in pool().run(4, tasks.held, meta, parallel):
+        for part, value in parts:
+            seen.add(part.name)
+            expected = values[part.name].detach()
+            if part.dim is not None:
+                expected = expected.narrow(part.dim, part.start, part.size)
+            assert torch.equal(value, expected), part.name
+    assert seen == values.keys()
+
+
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("batch", "micro_batch", "layout", "expected"),
     [
-        ("shape", "where rank 0 has 0.weight [4, 3] torch.float32, rank 2 has 0.weight [5, 3] torch.float32"),
-        ("name", "where rank 0 has 0.weight [4, 3] torch.float32, rank 2 has own.weight [4, 3] torch.float32"),
-        ("more", "where rank 0 has nothing, rank 2 has 1.weight [4, 4] torch.float32"),
-        ("dtype", "where rank 0 has seen [1] torch.int64, rank 2 has seen [1] torch.float32"),
+        (5, None, Layout(), (1, 5)),
+        (5, None, Layout(replicate=2), (1, 3)),
+        (5, 2, Layout(replicate=2), (2, 2)),
+        (16, None, Layout(pp=2), (8, 2)),
+        (16, 5, Layout(pp=2), (4, 4)),
+        (13, None, Layout(pp=2, replicate=2), (7, 1)),
     ],
 )
-def test_a_model_that_differs_on_one_rank_is_told_by_all(how: str, words: str) -> None:
-    texts = pool().run(3, tasks.refusal_of_models, how)
-    assert len(set(texts)) == 1
-    assert texts[0].startswith("model._target_=Sequential: the ranks build different models: ")
-    assert words in texts[0]
+def test_the_largest_share_is_cut_into_equal_passes(
+    batch: int, micro_batch: int | None, layout: Layout, expected: tuple[int, int]
+) -> None:
+    config = make_config(train={"global_batch": batch, "micro_batch": micro_batch})
+    assert passes_of(config, layout) == expected
 
 
-def test_models_that_cannot_be_trained_are_refused() -> None:
-    with pytest.raises(UserError, match="no parameter to train"):
-        _check_parameters(nn.Linear(2, 2).requires_grad_(False))
-    with pytest.raises(UserError, match=r"parameter weight is torch\.bfloat16"):
-        _check_parameters(nn.Linear(2, 2, dtype=torch.bfloat16))
-
-
-def test_only_buffers_that_are_saved_are_kept_in_step() -> None:
-    assert persistent_buffers(GPT(vocab_size=8, dim=8, layers=1, heads=2)) == []
-    assert len(persistent_buffers(nn.BatchNorm1d(3))) == 3
+def test_frozen_parameters_take_no_room_and_get_no_gradient() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    net[0].requires_grad_(False)
+    model = tasks.spread(net, tasks.squares)
+    assert {piece.part.name for piece in model.shards.pieces} == {"1.weight", "1.bias"}
+    assert model.elements == 3 + 1
+    model.begin_step(0, 0)
+    model.forward_backward([(torch.ones(1, 2), torch.zeros(1))], lambda: 1, None)
+    model.finish_step()
+    assert net[0].weight.grad is None
+    assert model.shards.storage_bytes()["gradients"] == 4 * (3 + 1)
