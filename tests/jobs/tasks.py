@@ -76,6 +76,14 @@ class Perceptron(nn.Module):
         return out
 
 
+class Spare(Perceptron):
+    """A model with a layer that its forward pass leaves out."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.spare = nn.Linear(width, 3)
+
+
 class Hinge:
     """A loss with state of its own, that says how it counts."""
 

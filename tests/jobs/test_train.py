@@ -139,12 +139,46 @@ def test_a_failed_save_in_between_is_an_incident_and_training_goes_on(tmp_path: 
         ({"data": {"_target_": "tests.jobs.tasks.DataOfRank"}}, "rank 0 has 20 training"),
         ({"callbacks": {"mine": {"_target_": "tests.jobs.tasks.NotACallback"}}}, "a NotACallback is no callback"),
         ({"parallel": {"dp": 3}}, "there are 2 ranks"),
+        ({"parallel": {"pp": 2}}, "def pipeline_layers(self)"),
+        ({"parallel": {"pp": 2, "stages": "measured"}}, "def pipeline_layers(self)"),
+        ({"parallel": {"tp": 2}}, "def tensor_plan(self)"),
+        (
+            {"model": {"_target_": "tests.jobs.tasks.Spare", "width": 8}},
+            "parallel.allow_unused=False: parameters got no gradient in the first step: spare.bias, spare.weight",
+        ),
     ],
 )
 def test_mistakes_end_in_one_clear_message(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     kind, text = pool().run(2, tasks.error_of, str(tmp_path), 0, changes)[0]
     assert kind == "UserError"
     assert words in text
+
+
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_unused_parameters_count_as_zero_where_they_are_allowed(tmp_path: Path, zero: int) -> None:
+    model = {"_target_": "tests.jobs.tasks.Spare", "width": 8}
+    changes: dict[str, Any] = {"model": model, "optim": {"weight_decay": 0.0}}
+    parallel = {"allow_unused": True, "zero": zero}
+    ranks = train_own(2, tmp_path, **changes, parallel=parallel)
+    assert [result.outcome for result in ranks] == ["finished"] * 2
+    moved = training.assembled(ranks)["spare.weight"]
+    start = train_own(2, tmp_path / "start", **changes, parallel=parallel, train={"steps": 1})
+    assert torch.equal(moved, training.assembled(start)["spare.weight"])
+
+
+@pytest.mark.parametrize("loss", ["only_sum", "no_scalar"])
+@pytest.mark.parametrize("parallel", [{"pp": 2}, {"tp": 2}, {"zero": 3}])
+def test_a_loss_that_breaks_its_contract_is_told_in_any_layout(
+    tmp_path: Path, loss: str, parallel: dict[str, Any]
+) -> None:
+    changes = {"loss": {"_target_": f"tests.train.tasks.{loss}"}, "parallel": parallel}
+    *others, (kind, text, _) = pool().run(2, training.raises, str(tmp_path), changes)
+    assert kind == "UserError"
+    assert text.startswith(f"loss._target_=tests.train.tasks.{loss}: it")
+    # Other stages have no loss: they lose their neighbour.
+    for other, its_text, _ in others:
+        assert other
+        assert "pp" in parallel or its_text == text
 
 
 def test_a_vocabulary_smaller_than_the_datas_is_refused(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
+from dthpc.config.schema import OptimConfig, ParallelConfig, PrecisionConfig
 from dthpc.context import RankContext
 from dthpc.jobs.train import run
 from dthpc.monitor.events import EventLog
 from dthpc.parallel.layout import Layout
+from dthpc.parallel.parts import Part
 from dthpc.placement.identity import RankIdentity
 from dthpc.resilience.stop import Stopped
 from dthpc.rundir import RunDir
-from dthpc.train.callbacks import Callback, StepRecord
+from dthpc.train.callbacks import Callback, MemoryRecord, StepRecord
 from dthpc.train.loop import Training
 
 CONFIG: dict[str, Any] = {
@@ -45,8 +48,8 @@ CONFIG: dict[str, Any] = {
         "arguments": {"betas": [0.9, 0.95], "eps": 1e-5},
         "schedule": {"name": "cosine", "warmup_steps": 2, "min_ratio": 0.1, "decay_fraction": 0.2},
     },
-    "parallel": {"dp": None, "tp": 1, "pp": 1, "zero": 0, "bucket_mb": 1},
-    "precision": {"compute": "fp32", "deterministic": True},
+    "parallel": {"bucket_mb": 1},
+    "precision": {},
     "checkpoint": {"every": 0, "keep": 3, "keep_every": 0, "resume": "auto"},
     "monitor": {"log_every": 1, "tensorboard": False},
     "callbacks": {},
@@ -91,10 +94,18 @@ class Result:
 
     outcome: str
     step: int
+
     parameters: dict[str, torch.Tensor]
+    """What this rank holds of parameters and buffers, by global name; with ZeRO 3 only buffers."""
+
     records: list[StepRecord]
     evals: list[Any]
     calls: list[str]
+
+    pieces: list[tuple[Part, int, torch.Tensor]] = field(default_factory=list)
+    """What this rank's optimizer updates: of which part, from which element on, and the values."""
+
+    memory: MemoryRecord | None = None
 
 
 class Spy(Callback):
@@ -105,6 +116,11 @@ class Spy(Callback):
         self.records: list[StepRecord] = []
         self.evals: list[Any] = []
         self.calls: list[str] = []
+        self.memory: MemoryRecord | None = None
+
+    def on_memory(self, training: Training, record: MemoryRecord) -> None:
+        assert self.memory is None
+        self.memory = record
 
     def on_train_start(self, training: Training) -> None:
         self.training = training
@@ -144,15 +160,22 @@ class StopAfter(Callback):
 
 
 class BreakAfter(Callback):
-    """Makes one rank's weights not a number once a step is known to be done."""
+    """Makes one rank's weights not a number once a step is known to be done; 0: before the first."""
 
     def __init__(self, step: int, rank: int) -> None:
         self.step, self.rank = step, rank
 
+    def on_train_start(self, training: Training) -> None:
+        self._break(training, 0)
+
     def on_step(self, training: Training, record: StepRecord) -> None:
-        if record.step == self.step and training.context.identity.rank == self.rank:
+        self._break(training, record.step)
+
+    def _break(self, training: Training, step: int) -> None:
+        if step == self.step and training.context.identity.rank == self.rank:
             with torch.no_grad():
-                next(training.model.module.parameters()).fill_(float("nan"))
+                training.model.shards.pieces[0].tensor.fill_(float("nan"))
+                training.model.shards.publish()
 
 
 def make_config(**changes: Any) -> Any:
@@ -163,6 +186,8 @@ def make_config(**changes: Any) -> Any:
             values[group] = entries
         else:
             values[group].update(entries)
+    for group, schema in (("parallel", ParallelConfig), ("precision", PrecisionConfig), ("optim", OptimConfig)):
+        values[group] = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(schema), values[group]))
     return OmegaConf.create(values)
 
 
@@ -202,8 +227,33 @@ def train_config(rank: int, folder: str, attempt: int, config: Any) -> Result:
     spy = context.spy
     assert spy is not None
     assert spy.training is not None
-    parameters = {name: value.detach().clone() for name, value in spy.training.model.module.state_dict().items()}
-    return Result(outcome, spy.training.state.step, parameters, spy.records, spy.evals, spy.calls)
+    model = spy.training.model
+    values = {name: value for chunk in model.chunks for name, value in chunk.state_dict().items()}
+    if model.layout.zero == 3:
+        values = {name: value for chunk in model.chunks for name, value in chunk.named_buffers()}
+    parameters = {name: value.detach().clone() for name, value in values.items()}
+    pieces = [(piece.part, piece.start, piece.tensor.detach().clone()) for piece in model.shards.pieces]
+    return Result(outcome, spy.training.state.step, parameters, spy.records, spy.evals, spy.calls, pieces, spy.memory)
+
+
+def assembled(ranks: Sequence[Result]) -> dict[str, torch.Tensor]:
+    """The whole parameters, put together from the pieces of all ranks; equal ones must be equal bit by bit."""
+    parts: dict[tuple[str, tuple[int, ...]], tuple[Part, torch.Tensor]] = {}
+    for result in ranks:
+        for part, start, values in result.pieces:
+            _, flat = parts.setdefault(
+                (part.name, part.offsets), (part, torch.full((math.prod(part.local_shape),), torch.nan))
+            )
+            place = flat[start : start + values.numel()]
+            assert place.isnan().all() or torch.equal(place, values.flatten()), part.name
+            place.copy_(values.flatten())
+    whole: dict[str, torch.Tensor] = {}
+    for part, flat in parts.values():
+        parameter = whole.setdefault(part.name, torch.full(part.shape, torch.nan))
+        place = parameter if part.dim is None else parameter.narrow(part.dim, part.start, part.local_shape[part.dim])
+        place.copy_(flat.view(part.local_shape))
+    assert not any(parameter.isnan().any() for parameter in whole.values())
+    return whole
 
 
 def train_with(rank: int, folder: str, attempt: int, changes: dict[str, Any]) -> Result:
@@ -233,6 +283,16 @@ def only_sum(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return outputs.float().square().sum()
 
 
+def no_scalar(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """A loss that forgets to add up."""
+    return outputs.float().square(), int((targets != -100).sum())
+
+
+def broken_loss(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss that cannot be computed."""
+    raise ValueError("no loss today")
+
+
 def train_short_of_samples(rank: int, folder: str, changes: dict[str, Any]) -> Result:
     """A training whose global batch has fewer samples than there are ranks, past the check that refuses it."""
     size = dist.get_world_size()
@@ -243,7 +303,7 @@ def train_short_of_samples(rank: int, folder: str, changes: dict[str, Any]) -> R
 @contextmanager
 def _layout_without_check(size: int) -> Iterator[None]:
     kept = Layout.resolve
-    Layout.resolve = classmethod(lambda cls, config, world_size: cls(size, size))  # type: ignore[method-assign, assignment]
+    Layout.resolve = classmethod(lambda cls, config, world_size: cls(replicate=size))  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

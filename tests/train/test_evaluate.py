@@ -12,6 +12,7 @@ from torch import nn
 from dthpc.models.losses import IGNORE, next_token
 from dthpc.parallel.apply import parallelize
 from dthpc.parallel.layout import Layout
+from dthpc.parallel.mesh import make_mesh
 from dthpc.rundir import RunDir
 from dthpc.train.callbacks import EvalRecord
 from dthpc.train.evaluate import bits_per_byte, evaluate
@@ -20,6 +21,7 @@ from dthpc.train.loop import Training
 from dthpc.train.saver import Saver
 from dthpc.train.state import TrainState
 from tests.ranks import RankFailed, pool
+from tests.train import tasks
 from tests.train.tasks import Sequences, make_config, make_context
 
 
@@ -37,19 +39,18 @@ class Net(nn.Module):
         return self.drop(self.table(tokens))
 
 
-def build(rank: int, folder: str, data: Any, **train: Any) -> Training:
+def build(rank: int, folder: str, data: Any, loss: Any = next_token, **train: Any) -> Training:
     torch.manual_seed(3)
     config = make_config(train=train)
     context = make_context(rank, Path(folder))
     size = dist.get_world_size()
-    layout = Layout.resolve(config, size)
-    model = parallelize(Net(), layout, layout.make_mesh("cpu"), config)
+    mesh = make_mesh(Layout.resolve(config, size), "cpu")
+    model = parallelize(Net(), loss, mesh, config, context.device)
     return Training(
         config=config,
         context=context,
         data=data,
         model=model,
-        loss=next_token,
         optimizer=torch.optim.SGD(model.module.parameters(), lr=0.1),
         header=Header(dist.group.WORLD if size > 1 else None),
         saver=Saver(RunDir(Path(folder)), 0, 0, 0, 0, {}, False),
@@ -138,12 +139,10 @@ def test_the_model_trains_again_afterwards_also_after_a_stop(tmp_path: Path) -> 
 
 
 def broken(rank: int, folder: str) -> bool:
-    training = build(rank, folder, Sequences())
-
     def fail(outputs: Any, targets: Any) -> Any:
         raise ValueError("no loss today")
 
-    training.loss = fail
+    training = build(rank, folder, Sequences(), fail)
     with pytest.raises(ValueError, match="no loss today"):
         evaluate(training, None)
     return training.model.module.training
@@ -157,7 +156,31 @@ def gradients_after(rank: int, folder: str) -> tuple[float, torch.Tensor]:
     training = build(rank, folder, Sequences())
     before = torch.get_rng_state()
     evaluate(training, None)
-    return training.model.gradients.norm().item(), torch.get_rng_state() == before
+    (piece,) = training.model.shards.pieces
+    norm = 0.0 if piece.tensor.grad is None else piece.tensor.grad.norm().item()
+    return norm, torch.get_rng_state() == before
+
+
+SAME = [
+    {"parallel": {"pp": 2}},
+    {"parallel": {"pp": 2, "schedule": "zbv"}, "model": {"layers": 4}},
+    {"parallel": {"tp": 2}},
+    {"parallel": {"zero": 3}},
+    {"parallel": {"zero": 3, "pp": 2}},
+]
+
+
+@pytest.mark.parametrize("changes", SAME)
+def test_the_loss_does_not_depend_on_the_layout(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Seven samples on two data-parallel ranks of passes of one or two: some are empty."""
+    train = {"steps": 1, "micro_batch": 2}
+    plain = {"model": changes.get("model", {}), "train": train}
+    (alone,) = pool().run(1, tasks.train_with, str(tmp_path / "alone"), 0, plain)
+    size = 2 if changes["parallel"] == {"zero": 3} else 4
+    for result in pool().run(size, tasks.train_with, str(tmp_path / "ranks"), 0, {**changes, "train": train}):
+        (record,) = result.evals
+        assert record.targets == alone.evals[0].targets
+        assert record.loss == pytest.approx(alone.evals[0].loss, rel=1e-6)
 
 
 def test_an_evaluation_leaves_no_gradient_and_draws_no_random_number(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +184,91 @@ def test_a_loss_that_forgets_its_count_is_one_clear_message_on_every_rank(tmp_pa
     for kind, text, calls in pool().run(2, tasks.raises, str(tmp_path), changes):
         assert (kind, calls) == ("UserError", ["start"])
         assert text.startswith("loss._target_=tests.train.tasks.only_sum: it returned only one value")
+
+
+LAYOUTS: list[tuple[int, dict[str, Any]]] = [
+    (2, {"pp": 2}),
+    (2, {"tp": 2}),
+    (2, {"zero": 3}),
+    (4, {"pp": 2, "zero": 2, "schedule": "zb_h1"}),
+]
+
+
+@pytest.mark.parametrize(("size", "parallel"), LAYOUTS)
+def test_layouts_train_the_same_model_and_a_stop_changes_no_bit(
+    tmp_path: Path, alone: Result, size: int, parallel: dict[str, Any]
+) -> None:
+    changes: dict[str, Any] = {"parallel": parallel, "train": {"micro_batch": 2}}
+    whole = train(size, tmp_path / "whole", **changes)
+    parameters = tasks.assembled(whole)
+    own = {name: value for name, value in alone.parameters.items() if name in parameters}
+    assert_close(replace(alone, parameters=own), replace(whole[0], parameters=parameters))
+    first = train(size, tmp_path / "cut", callbacks=stop_after(2, size - 1), **changes)
+    assert [(r.outcome, r.step) for r in first] == [("preempted", first[0].step)] * size
+    second = train(size, tmp_path / "cut", 1, **changes)
+    assert_same_bits(Result("", 0, parameters, [], [], []), Result("", 0, tasks.assembled(second), [], [], []))
+    losses = [record.loss for result in (first, second) for record in result[0].records]
+    assert losses == [record.loss for record in whole[0].records]
+
+
+@pytest.mark.parametrize(("size", "parallel"), LAYOUTS)
+def test_not_a_number_in_the_first_step_is_the_same_error_on_every_rank_of_any_layout(
+    tmp_path: Path, size: int, parallel: dict[str, Any]
+) -> None:
+    changes = {"parallel": parallel, "callbacks": break_after(0, size - 1), "train": {"micro_batch": 2}}
+    answers = pool().run(size, tasks.raises, str(tmp_path), changes)
+    assert {kind for kind, _, _ in answers} == {"FloatingPointError"}
+    assert len({text for _, text, _ in answers}) == 1
+    assert answers[0][1].startswith("step 1: the gradient norm is nan")
+
+
+@pytest.mark.parametrize(("size", "parallel"), [(2, {}), (2, {"zero": 2}), (2, {"pp": 2}), (2, {"tp": 2})])
+def test_updates_that_overflow_in_fp16_are_left_out_and_counted(
+    tmp_path: Path, size: int, parallel: dict[str, Any]
+) -> None:
+    precision = {"compute": "fp16", "loss_scale": 2.0**24, "loss_scale_growth_every": 3}
+    ranks = train(size, tmp_path, precision=precision, parallel=parallel, train={"steps": 16, "eval_every": -1})
+    records = ranks[0].records
+    left_out = [not math.isfinite(record.grad_norm) for record in records]
+    assert ranks[0].outcome == "finished"
+    assert left_out[0]
+    assert not all(left_out)
+    scale, clean = 2.0**24, 0
+    for number, (record, skipped) in enumerate(zip(records, left_out, strict=True)):
+        assert record.loss_scale == scale
+        assert record.skipped_steps == record.overflows == sum(left_out[: number + 1])
+        clean = 0 if skipped else clean + 1
+        scale = scale / 2 if skipped else scale * (2 if clean == 3 else 1)
+        clean %= 3
+    for other in ranks[1:]:
+        assert repr([replace(r, seconds=0.0) for r in other.records]) == repr(
+            [replace(r, seconds=0.0) for r in records]
+        )
+    assert ranks[0].memory is not None
+    assert ranks[0].memory.step == left_out.index(False) + 1
+
+
+def test_formats_that_need_no_loss_scale_tell_of_none(alone: Result) -> None:
+    assert {(r.loss_scale, r.skipped_steps, r.overflows) for r in alone.records} == {(None, None, None)}
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_replicas_that_train_by_themselves_end_as_one(tmp_path: Path, delay: int) -> None:
+    changes: dict[str, Any] = {"parallel": {"outer": {"every": 2, "delay": delay}}, "train": {"steps": 5}}
+    first, second = train(2, tmp_path, **changes)
+    assert_same_bits(first, second)
+    # On the way they are apart: each has its own gradients, and nobody adds them up.
+    norms = [[record.grad_norm for record in result.records] for result in (first, second)]
+    assert norms[0] != norms[1]
+    assert [r.loss for r in first.records] == [r.loss for r in second.records]
+    assert first.records[-1].loss < first.records[0].loss
+
+
+def test_an_error_on_one_rank_of_a_pipeline_holds_up_no_other(tmp_path: Path) -> None:
+    changes = {"parallel": {"pp": 2}, "loss": {"_target_": "tests.train.tasks.broken_loss"}}
+    with pytest.raises(RankFailed) as caught:
+        train(2, tmp_path, **changes)
+    first, last = caught.value.errors
+    assert "ValueError: no loss today" in str(last)
+    assert first is not None
+    assert "did not end" not in first

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ from dthpc.context import RankContext
 from dthpc.models.losses import next_token
 from dthpc.monitor.events import EventLog, read_events
 from dthpc.monitor.tensorboard import ScalarWriter
-from dthpc.parallel.apply import ParallelModel
-from dthpc.parallel.buckets import GradientBuckets
+from dthpc.parallel.apply import parallelize
 from dthpc.parallel.layout import Layout
-from dthpc.parallel.precision import Precision
+from dthpc.parallel.memory import StateBytes
+from dthpc.parallel.mesh import make_mesh
 from dthpc.placement.identity import RankIdentity
 from dthpc.rundir import RunDir
-from dthpc.train.callbacks import CheckpointRecord, EvalRecord, StepRecord
+from dthpc.train.callbacks import CheckpointRecord, EvalRecord, MemoryRecord, StepRecord
 from dthpc.train.header import Header
 from dthpc.train.loop import Training
 from dthpc.train.records import EventRecorder, TensorBoard
@@ -27,25 +28,26 @@ from dthpc.train.state import TrainState
 from tests.train.tasks import Sequences, make_config
 
 
-@pytest.fixture
-def training(tmp_path: Path) -> Training:
+def make_training(folder: Path, **precision: str) -> Training:
     """A training of 10 steps that has made 4, as a callback sees it."""
-    module = nn.Linear(3, 2)
-    run = RunDir(tmp_path)
+    run, config = RunDir(folder), make_config(train={"steps": 10}, precision=precision)
+    model = parallelize(nn.Linear(3, 2), next_token, make_mesh(Layout(), "cpu"), config, torch.device("cpu"))
     return Training(
-        config=make_config(train={"steps": 10}),
+        config=config,
         context=RankContext(RankIdentity(0, 1, 0, 1, 0, 1, "here", 0), run, torch.device("cpu")),
         data=Sequences(),
-        model=ParallelModel(
-            module, GradientBuckets(module.parameters(), None), Precision("fp32", "cpu"), Layout(1, 1), None, []
-        ),
-        loss=next_token,
-        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        model=model,
+        optimizer=torch.optim.SGD([piece.tensor for piece in model.shards.pieces], lr=0.1),
         header=Header(None),
         saver=Saver(run, 0, 5, 2, 0, {}, True),
         state=TrainState(step=4, samples=20),
         resumed_from=2,
     )
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Training:
+    return make_training(tmp_path)
 
 
 def recorder(training: Training, every: int = 1, bigram: float | None = 3.4) -> EventRecorder:
@@ -73,8 +75,51 @@ def test_the_start_says_how_much_work_there_is(training: Training) -> None:
             "resumed_from": 2,
             "layout": "dp=1",
             "precision": "fp32",
+            "stored": "float32",
         }
     ]
+
+
+def test_the_start_tells_formats(tmp_path: Path) -> None:
+    training = make_training(tmp_path, compute="bf16", parameters="compute")
+    recorder(training).on_train_start(training)
+    (start,) = told(training)
+    assert (start["precision"], start["stored"]) == ("bf16", "bfloat16")
+
+
+def test_memory_is_told_as_measured_and_by_formula_and_again_at_the_end(training: Training) -> None:
+    log = recorder(training)
+    log.on_memory(training, MemoryRecord(5, StateBytes(32, 64, 128), StateBytes(32, 64, 100)))
+    assert told(training) == [
+        {
+            "kind": "memory",
+            "step": 5,
+            "rank": 0,
+            "parameters": 32,
+            "gradients": 64,
+            "optimizer": 128,
+            "expected": {"parameters": 32, "gradients": 64, "optimizer": 100},
+        }
+    ]
+    log.on_train_end(training)
+    assert told(training, "train_end")[0]["state_bytes"] == 32 + 64 + 128
+
+
+def test_a_loss_scale_is_told_with_what_it_cost_and_only_where_there_is_one(tmp_path: Path) -> None:
+    names = {"loss_scale", "skipped_steps", "overflows"}
+    plain = make_training(tmp_path / "fp32")
+    log = recorder(plain)
+    log.on_step(plain, step(5))
+    log.on_train_end(plain)
+    assert not any(names & event.keys() for event in told(plain))
+    scaled = make_training(tmp_path / "fp16", compute="fp16")
+    log = recorder(scaled)
+    log.on_step(scaled, replace(step(5), loss_scale=1024.0, skipped_steps=2, overflows=2))
+    scaled.model.scaler.update(False)
+    log.on_train_end(scaled)
+    first, end = told(scaled)
+    assert [first[name] for name in ("loss_scale", "skipped_steps", "overflows")] == [1024.0, 2, 2]
+    assert [end[name] for name in ("loss_scale", "skipped_steps", "overflows")] == [32768.0, 1, 1]
 
 
 def test_the_first_step_every_few_and_the_last_are_written(training: Training) -> None:
@@ -208,6 +253,16 @@ def test_curves_have_a_point_every_few_steps(training: Training, board: TensorBo
         "speed/tokens_per_second": [(2, 20.0), (4, 20.0)],
         "speed/data_wait_seconds": [(2, 0.25), (4, 0.25)],
     }
+
+
+def test_the_loss_scale_is_drawn_and_an_overflow_has_no_gradient_norm(training: Training, board: TensorBoard) -> None:
+    board.on_step(training, replace(step(2), grad_norm=float("inf"), loss_scale=8.0, skipped_steps=1, overflows=1))
+    board.on_train_end(training)
+    drawn = curves(training.context.run.tensorboard)
+    assert "train/gradient_norm" not in drawn
+    assert drawn["scaling/loss_scale"] == [(2, 8.0)]
+    assert drawn["scaling/skipped_steps"] == [(2, 1.0)]
+    assert drawn["train/loss"] == [(2, 2.0)]
 
 
 def test_bits_per_byte_are_drawn_where_they_are_known(training: Training, board: TensorBoard) -> None:

@@ -6,9 +6,14 @@ import pytest
 import torch
 
 from dthpc.errors import UserError
+from dthpc.models.losses import next_token
+from dthpc.parallel.apply import parallelize
+from dthpc.parallel.layout import Layout
+from dthpc.parallel.mesh import make_mesh
 from dthpc.rundir import RunDir
 from dthpc.train.saver import Saver
 from dthpc.train.state import TrainState
+from tests.train.tasks import make_config
 
 
 def saver(run: RunDir, **changes: object) -> Saver:
@@ -17,9 +22,10 @@ def saver(run: RunDir, **changes: object) -> Saver:
 
 
 def save_at(keeper: Saver, step: int) -> None:
-    model = torch.nn.Linear(2, 2)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.ones(1, 2)).sum().backward()
+    config, device = make_config(), torch.device("cpu")
+    model = parallelize(torch.nn.Linear(2, 2), next_token, make_mesh(Layout(), "cpu"), config, device)
+    optimizer = torch.optim.AdamW([piece.tensor for piece in model.shards.pieces])
+    model.module(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     keeper.save(model, optimizer, TrainState(step=step, samples=4 * step))
 

@@ -11,12 +11,15 @@ from torch import nn
 from dthpc.data.loader import StepBatch
 from dthpc.errors import UserError
 from dthpc.models.losses import IGNORE, next_token
-from dthpc.parallel.apply import ParallelModel, persistent_buffers
-from dthpc.parallel.buckets import GradientBuckets
+from dthpc.parallel.apply import parallelize
 from dthpc.parallel.layout import Layout
-from dthpc.parallel.precision import Precision
+from dthpc.parallel.mesh import make_mesh
+from dthpc.parallel.model import ParallelModel
 from dthpc.train.header import Agreed, Header
-from dthpc.train.step import check_result, clip, expected_count, forward_backward
+from dthpc.train.step import check_result, expected_count, forward_backward
+from tests.ranks import pool
+from tests.train import step_tasks
+from tests.train.tasks import make_config
 
 CPU = torch.device("cpu")
 
@@ -35,10 +38,9 @@ class Net(nn.Module):
         return self.table(tokens)
 
 
-def build() -> ParallelModel:
-    module = Net()
-    gradients = GradientBuckets(module.parameters(), None)
-    return ParallelModel(module, gradients, Precision("fp32", "cpu"), Layout(1, 1), None, persistent_buffers(module))
+def build(micro_batch: int | None = None, loss: Any = next_token, **groups: Any) -> ParallelModel:
+    config = make_config(train={"global_batch": 4, "micro_batch": micro_batch}, **groups)
+    return parallelize(Net(), loss, make_mesh(Layout(), "cpu"), config, CPU)
 
 
 def batch(count: int = 4, ignored: int = 3) -> StepBatch:
@@ -49,17 +51,15 @@ def batch(count: int = 4, ignored: int = 3) -> StepBatch:
     return StepBatch(inputs, targets, count, 0.0)
 
 
-def step(
-    model: ParallelModel, given: StepBatch, micro_batch: int | None = None, loss: Any = next_token, **sent: Any
-) -> tuple[Agreed, float]:
+def step(model: ParallelModel, given: StepBatch, first: bool = False, **sent: Any) -> tuple[Agreed, float]:
     header = Header(None)
-    header.send(**{"targets": expected_count(loss, given.targets), **sent})
-    return forward_backward(model, loss, given, micro_batch, header, CPU)
+    header.send(**{"targets": expected_count(model.loss, given.targets), **sent})
+    return forward_backward(model, given, header, CPU, step=0, first=first)
 
 
 def gradient(model: ParallelModel) -> torch.Tensor:
-    (flat,) = model.gradients.flat
-    return flat.clone()
+    (piece,) = model.shards.pieces
+    return torch.zeros(25) if piece.tensor.grad is None else piece.tensor.grad.flatten().clone()
 
 
 def seen(model: ParallelModel) -> int:
@@ -68,8 +68,8 @@ def seen(model: ParallelModel) -> int:
 
 @pytest.mark.parametrize("micro_batch", [None, 1, 3, 4, 99])
 def test_the_gradient_is_that_of_the_mean_over_all_targets_however_it_is_cut(micro_batch: int | None) -> None:
-    model, given = build(), batch()
-    agreed, total = step(model, given, micro_batch)
+    model, given = build(micro_batch), batch()
+    agreed, total = step(model, given)
     reference = Net()
     mean = nn.functional.cross_entropy(
         reference(given.inputs).flatten(0, -2), given.targets.flatten(), ignore_index=IGNORE
@@ -97,10 +97,10 @@ def test_a_step_starts_from_no_gradient() -> None:
 
 @pytest.mark.parametrize("micro_batch", [None, 1])
 def test_where_the_ranks_agreed_to_stop_nothing_has_changed(micro_batch: int | None) -> None:
-    model = build()
+    model = build(micro_batch)
     step(model, batch())
     weights = [parameter.clone() for parameter in model.module.parameters()]
-    agreed, total = step(model, batch(), micro_batch, stop="SIGTERM")
+    agreed, total = step(model, batch(), stop="SIGTERM")
     assert (agreed.stop, total) == ("SIGTERM", 0.0)
     assert seen(model) == 4
     assert not gradient(model).any()
@@ -108,8 +108,8 @@ def test_where_the_ranks_agreed_to_stop_nothing_has_changed(micro_batch: int | N
 
 
 def test_buffers_keep_what_a_step_did_to_them() -> None:
-    model = build()
-    step(model, batch(), 1)
+    model = build(1)
+    step(model, batch())
     assert seen(model) == 4
 
 
@@ -146,7 +146,7 @@ class WithCount:
 
 def test_a_loss_that_counts_otherwise_than_it_says_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="counted 24 targets where 21 were expected") as caught:
-        step(build(), batch(), 1, all_positions)
+        step(build(1, all_positions), batch())
     assert (caught.value.key, caught.value.value) == ("loss._target_", f"{__name__}.all_positions")
     assert "count_targets" in str(caught.value.instead)
 
@@ -165,10 +165,8 @@ def test_a_loss_that_counts_otherwise_than_it_says_is_refused_by_name() -> None:
     ],
 )
 def test_a_loss_that_breaks_its_contract_is_told_in_the_first_step(loss: Any, words: str) -> None:
-    header = Header(None)
-    header.send(targets=21)
     with pytest.raises(UserError, match=words) as caught:
-        forward_backward(build(), loss, batch(), 1, header, CPU, first=True)
+        step(build(1, loss), batch(), first=True)
     assert caught.value.key == "loss._target_"
     assert "(sum, count)" in str(caught.value.instead)
 
@@ -185,14 +183,12 @@ def test_a_loss_is_named_as_the_configuration_does(loss: Any, name: str) -> None
 
 @pytest.mark.parametrize("count", [21, torch.tensor(21), torch.tensor(21, dtype=torch.int32)])
 def test_a_loss_may_count_with_any_integer(count: Any) -> None:
-    header = Header(None)
-    header.send(targets=21)
-    agreed, _ = forward_backward(build(), lambda o, t: (o.sum(), count), batch(), None, header, CPU, first=True)
+    agreed, _ = step(build(loss=lambda o, t: (o.sum(), count)), batch(), first=True)
     assert agreed.targets == 21
 
 
 def test_a_loss_that_says_how_it_counts_is_believed() -> None:
-    agreed, _ = step(build(), batch(), 1, WithCount())
+    agreed, _ = step(build(1, WithCount()), batch())
     assert agreed.targets == 24
 
 
@@ -202,27 +198,34 @@ def test_the_count_is_known_before_the_forward_pass(loss: Callable[..., Any], co
     assert (found, type(found)) == (count, int)
 
 
-@pytest.mark.parametrize(("share", "shrinks"), [(0.5, True), (1.0, False), (2.0, False), (None, False)])
-def test_only_a_larger_norm_is_clipped_and_the_one_before_is_told(share: float | None, shrinks: bool) -> None:
-    model = build()
-    step(model, batch())
-    before = gradient(model)
-    norm = before.norm().item()
-    assert clip(model, None if share is None else share * norm) == pytest.approx(norm, rel=1e-6)
-    torch.testing.assert_close(gradient(model), before * share if shrinks and share else before)
+STOPPED = [
+    {"parallel": {"pp": 2}},
+    {"parallel": {"pp": 2, "schedule": "zb_h1", "zero": 2}},
+    {"parallel": {"tp": 2}},
+    {"parallel": {"zero": 1}},
+    {"parallel": {"zero": 2}},
+    {"parallel": {"zero": 3}},
+]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_is_told_and_not_scaled(bad: float) -> None:
-    model = build()
-    step(model, batch())
-    model.gradients.flat[0][0] = bad
-    before = gradient(model)
-    norm = clip(model, 0.1)
-    assert norm == pytest.approx(bad, nan_ok=True)
-    assert torch.equal(gradient(model)[1:], before[1:])
+@pytest.mark.parametrize("changes", STOPPED)
+def test_a_step_that_is_given_up_leaves_nothing_behind_in_any_layout(changes: dict[str, Any]) -> None:
+    for given_up, stopped, plain in pool().run(4, step_tasks.after_a_stop, changes):
+        assert stopped == "SIGTERM"
+        assert len(plain) > 0
+        assert all(torch.equal(one, other) for one, other in zip(given_up, plain, strict=True))
 
 
-def test_gradients_of_zero_have_a_norm_of_zero() -> None:
-    model = build()
-    assert clip(model, 1.0) == 0.0
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_a_rank_without_samples_stops_with_the_others_and_takes_part_in_the_next_step(zero: int) -> None:
+    changes = {"parallel": {"zero": zero}, "train": {"global_batch": 2}}
+    for given_up, stopped, plain in pool().run(3, step_tasks.after_a_stop, changes, True):
+        assert stopped == "SIGTERM"
+        assert all(torch.equal(one, other) for one, other in zip(given_up, plain, strict=True))
+
+
+@pytest.mark.parametrize(("zero", "pp", "passes"), [(0, 1, (2, 1)), (1, 1, (2, 1)), (2, 1, (2, 2)), (3, 1, (2, 2))])
+def test_all_ranks_make_equally_many_passes_where_others_wait_in_them(
+    zero: int, pp: int, passes: tuple[int, int]
+) -> None:
+    assert tuple(pool().run(2, step_tasks.passes_made, zero, pp)) == passes
