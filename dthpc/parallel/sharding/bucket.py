@@ -75,6 +75,8 @@ class Bucket:
         1       whole                           always there            a slice of them
         2       whole                           from first to reduction its own
         3       whole while gathered            from first to reduction its own
+
+    A bucket of a single parameter takes the gradient that autograd made for its full gradients, without a copy.
     """
 
     def __init__(
@@ -115,11 +117,14 @@ class Bucket:
         self.sharded_values = zero == 3
         self._has_masters = kind.dtype != torch.float32 or self._offload.moves("optimizer")
         self._make_values(flat=zero > 0 or self._has_masters)
-        self.full: Tensor | None = None if self.every_pass else self._empty(self.size)
-        if self.full is not None:
+        self._adopts = len(self.slots) == 1 and self.count == self.size
+        self.adopted = False
+        self._share = self._empty(self.size // shards) if self.every_pass else None
+        self.full: Tensor | None = None
+        if not self.every_pass and not self._adopts:
+            self.full = self._empty(self.size)
             self.full[self.count :].zero_()
-        self.share = self._empty(self.size // shards) if self.full is None else self.full[self.low : self.high]
-        self.update: Tensor | None = self.share if kind.dtype == torch.float32 else None
+        self.update: Tensor | None = None
         self.pieces = self._make_pieces()
 
     def _empty(self, elements: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -202,8 +207,19 @@ class Bucket:
 
     # Gradients -------------------------------------------------------------------------------------------------------
 
+    @property
+    def share(self) -> Tensor:
+        """This rank's share of the gradients."""
+        if self._share is not None:
+            return self._share
+        assert self.full is not None
+        return self.full[self.low : self.high]
+
     def receive(self, slot: Slot, gradient: Tensor, pool: BufferPool) -> None:
         """Take a gradient; the first of a step replaces what the storage held, so that nothing need be zeroed."""
+        if self.full is None and self._adopts and self._can_adopt(slot, gradient):
+            self.full, self.adopted, slot.filled = gradient.view(-1), True, True
+            return
         view = self.view(slot, pool)
         if not slot.filled:
             view.copy_(gradient)
@@ -215,9 +231,20 @@ class Bucket:
     def view(self, slot: Slot, pool: BufferPool) -> Tensor:
         """A parameter's place in the full gradients."""
         if self.full is None:
-            self.full = pool.take(self.size, self.kind.dtype, self.kind.device)
+            kind = self.kind
+            self.full = pool.take(self.size, kind.dtype, kind.device) if self.every_pass else self._empty(self.size)
             self.full[self.count :].zero_()
         return self.full[slot.start : slot.stop].view(slot.parameter.shape)
+
+    def _can_adopt(self, slot: Slot, gradient: Tensor) -> bool:
+        """Whether a gradient is the parameter's alone; autograd may give two parameters views of one."""
+        return (
+            gradient is slot.parameter.grad
+            and gradient.dtype == self.kind.dtype
+            and gradient.layout == torch.strided
+            and gradient.is_contiguous()
+            and _references(gradient) == _ALONE
+        )
 
     def complete(self, pool: BufferPool) -> Tensor:
         """The full gradients; those that did not come are zero."""
@@ -232,11 +259,20 @@ class Bucket:
 
     def detach(self) -> None:
         """Take full gradients that are on their way out of the parameters' sight (stages 2 and 3)."""
-        self.full = None
+        self.full, self.adopted = None, False
+        self.forget()
+
+    def drop(self, pool: BufferPool) -> None:
+        """Drop the gradients of a step."""
+        if self.full is not None and self.every_pass and not self.adopted:
+            pool.give(self.full)
+        if self.every_pass or self._adopts:
+            self.full, self.adopted = None, False
+        self.update = None
         self.forget()
 
     def forget(self) -> None:
-        """Drop the parameters' gradients."""
+        """Take the parameters' gradients from them."""
         for slot in self.slots:
             slot.parameter.grad = None
             slot.filled = False
@@ -285,3 +321,12 @@ class Bucket:
             else:
                 ranges.append((low, high))
         return ranges
+
+
+def _references(tensor: Tensor) -> int:
+    """How many hold a tensor's storage; 0 where torch does not tell."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return int(count(tensor.untyped_storage()._cdata)) if count is not None else 0
+
+
+_ALONE = max(1, _references(torch.empty(1)))

@@ -52,7 +52,7 @@ class Gradients:
     def begin(self) -> None:
         """Start a step."""
         for bucket in self._buckets:
-            bucket.forget()
+            bucket.drop(self._pool)
             bucket.launched = bucket.summed = False
             bucket.missing = len(bucket.kind.chunks)
             for slot in bucket.slots:
@@ -101,9 +101,6 @@ class Gradients:
         """Drop everything since the step began."""
         self._wait(0)
         for bucket in self._buckets:
-            if self._every_pass and bucket.full is not None:
-                self._pool.give(bucket.full)
-                bucket.full = None
             bucket.dismiss()
         self.begin()
 

@@ -19,6 +19,10 @@ from dthpc.parallel.sharding.options import ShardOptions
 FIRST_BUCKET = 1 << 20
 """The first bucket to be ready is closed at as many bytes, so that communication starts early."""
 
+ALONE = 128 << 10
+"""On the CPU, a parameter of which each data-parallel rank has as many bytes is a bucket by itself: its gradient need
+not be copied, which costs more there than a message (5 of 380 ms in a step of 10.8 M parameters)."""
+
 Group = tuple[Kind, list[tuple[nn.Parameter, Part]]]
 
 
@@ -26,6 +30,7 @@ def partition(
     chunks: Sequence[nn.Module],
     parts: Parts,
     options: ShardOptions,
+    ranks: int = 1,
     unit_of: Callable[[nn.Parameter], int] | None = None,
 ) -> list[Group]:
     """Parameters to train in buckets, in the order in which their gradients are expected to be complete.
@@ -34,6 +39,7 @@ def partition(
         chunks: this rank's chunks of layers, in order.
         parts: what their parameters are.
         options: bucket size and storage.
+        ranks: data-parallel degree.
         unit_of: for ZeRO-3, the unit that gathers a parameter; units are not divided.
     """
     users: dict[nn.Parameter, list[int]] = {}
@@ -53,6 +59,9 @@ def partition(
     for place, (parameter, numbers) in enumerate(reversed(users.items())):
         kind = _kind(parameter, parts[parameter], tuple(numbers), options, unit_of)
         first = first or kind
+        if kind.unit is None and kind.tied is None and _stands_alone(parameter, kind, ranks):
+            closed.append((place, (kind, [(parameter, parts[parameter])])))
+            continue
         open_groups.setdefault(kind, []).append(parameter)
         last_place[kind] = place
         # No other kind may move the bounds of one that tensor-parallel ranks must lay out alike.
@@ -69,6 +78,11 @@ def partition(
         if kind.tied is not None:
             members.sort(key=lambda member: member[1].name)
     return groups
+
+
+def _stands_alone(parameter: nn.Parameter, kind: Kind, ranks: int) -> bool:
+    count = parameter.numel()
+    return kind.device.type == "cpu" and count % ranks == 0 and count // ranks * kind.dtype.itemsize >= ALONE
 
 
 def _kind(

@@ -68,13 +68,13 @@ class Reduction:
 
     def _scatter(self, bucket: Bucket, full: Tensor, group: dist.ProcessGroup) -> Pending:
         add, bucket.summed = bucket.every_pass and bucket.summed, True
-        sent = self._for_travel(full)
+        sent, borrowed = self._for_travel(full), bucket.every_pass and not bucket.adopted
         pending = reduce_scatter(bucket.share, sent, group, add=add, pool=self._pool)
 
         def give_back() -> None:
             if sent is not full:
                 self._pool.give(sent)
-            if bucket.every_pass:
+            if borrowed:
                 self._pool.give(full)
 
         return Pending([pending], give_back)

@@ -73,7 +73,9 @@ class Shards:
         if zero == 3:
             assert self._group is not None
             self._units = Units(chunks, self._group, keep_last=mesh.size("pp") == 1)
-        groups = partition(chunks, parts, options, self._units.unit_of if self._units is not None else None)
+        groups = partition(
+            chunks, parts, options, mesh.layout.dp, self._units.unit_of if self._units is not None else None
+        )
         index = mesh.index("shard")
         self.buckets = [Bucket(kind, members, shards, index, zero, offload) for kind, members in groups]
         if self._units is not None:
