@@ -179,3 +179,138 @@ def refusal(rank: int, tp: int, sequence_parallel: bool, make: Callable[[], nn.M
     except UserError as error:
         return str(error)
     return ""
+
+
+class CountingAxis(TensorAxis):
+    """Writes down the exchanges that it makes, and the size of what is sent."""
+
+    def __init__(self, axis: TensorAxis) -> None:
+        super().__init__(axis.group, axis.index, axis.size, axis.sequence_parallel)
+        object.__setattr__(self, "made", [])
+
+    def start_all_reduce(self, x: Tensor) -> Any:
+        self.made.append(("all_reduce", x.numel(), x.dtype))  # type: ignore[attr-defined]
+        return super().start_all_reduce(x)
+
+    def start_gather(self, x: Tensor) -> Any:
+        self.made.append(("gather", x.numel(), x.dtype))  # type: ignore[attr-defined]
+        return super().start_gather(x)
+
+    def start_reduce_scatter(self, x: Tensor) -> Any:
+        self.made.append(("reduce_scatter", x.numel(), x.dtype))  # type: ignore[attr-defined]
+        return super().start_reduce_scatter(x)
+
+
+class Gated(nn.Module):
+    """Two matrices that read one input, and one that reads their product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate = nn.Linear(6, 7)
+        self.up = nn.Linear(6, 7)
+        self.down = nn.Linear(7, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down(self.gate(x).sigmoid() * self.up(x))
+        return out
+
+
+class User(nn.Module):
+    """A user's model: a gated layer with a norm of its own inside, or plain columns side by side."""
+
+    def __init__(self, shared: bool) -> None:
+        super().__init__()
+        self.body = Gated()
+        self.shared = shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return out
+
+    def tensor_plan(self) -> dict[str, str]:
+        plan = {"body.gate": "column", "body.up": "column", "body.down": "row"}
+        return plan | ({"body": "shared_input"} if self.shared else {})
+
+
+def user_input() -> Tensor:
+    return random(2, 4, 6, seed=3)
+
+
+def user_model(tp: int, sequence_parallel: bool, shared: bool) -> tuple[User, Parts, CountingAxis, Tensor]:
+    """A split `User`, its parts, the axis it exchanges over, and this rank's input."""
+    model = User(shared)
+    parts = whole_parts([model])
+    split_tensors([model], parts, mesh_of(tp, sequence_parallel), sequence_parallel)
+    axis = CountingAxis(axis_of(tp, sequence_parallel))
+    for module in model.modules():
+        if hasattr(module, "axis"):
+            module.axis = axis
+    x = user_input()
+    if sequence_parallel:
+        x = axis.slice_sequence(x).clone()
+    return model, parts, axis, x.requires_grad_()
+
+
+def user_pass(
+    rank: int, tp: int, sequence_parallel: bool, shared: bool, bf16: bool
+) -> tuple[list[tuple[str, int, torch.dtype]], Tensor, Gradients, list[torch.dtype]]:
+    """Exchanges, input's gradient, gradients, and dtypes of output, input's gradient and first weight's gradient."""
+    model, parts, axis, x = user_model(tp, sequence_parallel, shared)
+    with torch.autocast("cpu", torch.bfloat16) if bf16 else nullcontext():
+        out = model(x)
+    out.square().sum().backward()
+    assert x.grad is not None
+    weight = model.body.gate.weight.grad
+    return axis.made, x.grad, collect(model, parts), [out.dtype, x.grad.dtype, weight.dtype]  # type: ignore[attr-defined]
+
+
+def deferred_pass(rank: int, tp: int, sequence_parallel: bool) -> tuple[list[str], bool]:
+    """Which parameters got their gradient before weights were computed, and whether all are as without deferring."""
+    from dthpc.parallel.pipeline.weights import WeightStore, defer_weights
+
+    plain, _, _, x = user_model(tp, sequence_parallel, True)
+    plain(x).square().sum().backward()
+    model, _, _, y = user_model(tp, sequence_parallel, True)
+    store = WeightStore()
+    defer_weights([model], store)
+    out = model(y).square().sum()
+    with store.defer("pass"):
+        out.backward()
+    early = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    for parameter, gradient in store.compute("pass"):
+        parameter.grad = gradient
+    same = [torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), plain.parameters(), strict=True)]
+    return early, all(same) and torch.equal(x.grad, y.grad)
+
+
+def frozen_pass(rank: int, tp: int) -> tuple[list[str], list[str]]:
+    """Exchanges of a pass whose input needs no gradient and whose first weight is frozen; who got a gradient."""
+    model, _, axis, x = user_model(tp, False, True)
+    model.body.gate.weight.requires_grad_(False)
+    model(x.detach()).square().sum().backward()
+    got = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    return [kind for kind, _, _ in axis.made], got  # type: ignore[attr-defined]
+
+
+def saved_for_backward(rank: int, tp: int, sequence_parallel: bool) -> int:
+    """Elements that column layers keep of their input."""
+    from dthpc.parallel.tensor.linear import column_linear
+
+    model, _, axis, x = user_model(tp, sequence_parallel, True)
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (sizes.append(t.numel()), t)[1], lambda t: t):
+        column_linear(x, [model.body.gate], axis)
+    return sum(sizes) - model.body.gate.weight.numel()
+
+
+def called_out_of_turn(rank: int, tp: int) -> bool:
+    """Whether columns that share their input are right when they are called with different ones, twice, or alone."""
+    model, _, _, _ = user_model(tp, False, True)
+    gate, up = model.body.gate, model.body.up
+    a, b = random(1, 2, 6, seed=1), random(1, 2, 6, seed=2)
+
+    def right(layer: Any, x: Tensor) -> bool:
+        return torch.allclose(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+    return all([right(gate, a), right(up, b), right(up, b), right(gate, b), right(gate, a), right(up, a)])
