@@ -215,9 +215,14 @@ class Link:
     weight: int | None = None
     """rocm-smi's weight: smaller is nearer."""
 
+    said: str | None = None
+    """The source's own word, such as `SOC` of old drivers for SYS."""
+
     @property
     def word(self) -> str | None:
-        """As nvidia-smi writes it: `NV12`, `XGMI`, `PIX`."""
+        """As its source, or else nvidia-smi, writes it: `NV12`, `XGMI`, `PIX`."""
+        if self.said is not None:
+            return self.said
         if self.kind == "nvlink":
             return f"NV{self.lanes or ''}"
         return self.kind.upper() if self.kind else self.level

@@ -1,0 +1,35 @@
+"""What all readers of text share: cleaning what terminals, logs and web pages did to it, and refusing."""
+
+from __future__ import annotations
+
+import re
+
+from dthpc.errors import UserError
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_()][0-9A-B]?")
+_BLANK_LIKE = {"\u00a0": " ", "\u2007": " ", "\u202f": " ", "\ufeff": "", "\u200b": ""}
+_FOUR_BIT_COLOUR = re.compile(r"\[(?:\d{1,3}(?:;\d{1,3})*)?m")
+
+
+def clean(text: str) -> str:
+    """The text without colour codes, carriage returns and odd blanks; the columns of what remains are as shown.
+
+    Codes that lost their escape character (`[4mGPU0[0m`, as copied from some pagers) go too.
+    """
+    text = _FOUR_BIT_COLOUR.sub("", _ESCAPE.sub("", text))
+    for odd, plain in _BLANK_LIKE.items():
+        text = text.replace(odd, plain)
+    return re.sub(r"\r+\n?", "\n", text.replace("\r\n", "\n"))
+
+
+def refuse(where: str, why: str, read: str, instead: str) -> UserError:
+    """The error for a text that cannot be read without guessing.
+
+    Args:
+        where: the file or command that the text is from.
+        why: what is wrong.
+        read: the words or the line at fault, as read.
+        instead: what to do.
+    """
+    shown = read.strip()
+    return UserError(f"{why} (read: {shown[:160]!r})" if shown else why, key=where, instead=instead)
