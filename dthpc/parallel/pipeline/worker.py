@@ -158,8 +158,7 @@ class ModuleWorker:
 
     def backward(self, stage: int, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
         """Differentiate a forward pass; returns the gradient of its input."""
-        last = self._final[stage] == (Kind.B, stage, micro_batch)
-        with self._gradients.backward(self._numbers[stage], last):
+        with self._adding(Kind.B, stage, micro_batch):
             return self._differentiate(stage, micro_batch, gradient)
 
     def input_backward(self, stage: int, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
@@ -173,10 +172,13 @@ class ModuleWorker:
     def weight_backward(self, stage: int, micro_batch: int) -> None:
         """Compute the gradients that `input_backward` left."""
         assert self._store is not None
-        last = self._final[stage] == (Kind.W, stage, micro_batch)
-        with torch.no_grad(), self._gradients.backward(self._numbers[stage], last):
+        with torch.no_grad(), self._adding(Kind.W, stage, micro_batch):
             for parameter, gradient in self._store.compute((stage, micro_batch)):
                 self._gradients.ready(parameter, gradient)
+
+    def _adding(self, kind: Kind, stage: int, micro_batch: int) -> AbstractContextManager[Any]:
+        last = self._final[stage] == (kind, stage, micro_batch)
+        return self._gradients.backward(self._numbers[stage], last)
 
     def _differentiate(self, stage: int, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
         if not self.sizes[micro_batch].runs:

@@ -14,12 +14,13 @@ from torch.utils.checkpoint import checkpoint
 from dthpc.models.dropout import Dropout, DropoutStream, attach
 from dthpc.models.pipeline import PipelineLayer
 from dthpc.parallel.layout import Layout
-from dthpc.parallel.mesh import make_mesh
+from dthpc.parallel.mesh import Mesh, make_mesh
 from dthpc.parallel.pipeline.links import Links
 from dthpc.parallel.pipeline.measure import measure
 from dthpc.parallel.pipeline.runtime import execute
 from dthpc.parallel.pipeline.schedule import Action, Kind, build
 from dthpc.parallel.pipeline.stages import cut, deal
+from dthpc.parallel.pipeline.stash import StashingWorker
 from dthpc.parallel.pipeline.weights import WeightStore, defer_weights
 from dthpc.parallel.pipeline.worker import MicroBatch, ModuleWorker
 
@@ -221,3 +222,51 @@ def measure_gpt(model: nn.Module) -> list[float]:
     """Seconds of a GPT's layers."""
     tokens = torch.zeros(2, 8, dtype=torch.int64)
     return measure(model, tokens, tokens, summed_loss, torch.device("cpu"), repeats=1)
+
+
+RATE = 0.05
+
+
+def piped_with_stash(rank: int, case: Case, ranks: int, steps: int) -> tuple[dict[str, Tensor], int]:
+    """Parameters after some steps of PipeDream, and the most versions of weights that an update left stashed."""
+    mesh = make_mesh(Layout(pp=ranks, schedule="pipedream"), "cpu")
+    schedule = build("pipedream", ranks, 1, len(case.rows))
+    model = case.model()
+    (chunk,), parts = cut(model, mesh, deal(model, mesh, "auto"))
+    optimizer = torch.optim.SGD(chunk.parameters(), lr=RATE)
+    versions, updates = 0, []
+
+    def update(stage: int, micro_batch: int) -> None:
+        nonlocal versions
+        versions = max(versions, worker.versions)
+        updates.append((stage, micro_batch))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    worker = StashingWorker({rank: chunk}, ranks, summed_loss, update=update)
+    links = Links(schedule, mesh.group("pp"), torch.device("cpu"))
+    for _ in range(steps):
+        worker.begin(batches_of(case.rows), schedule.actions[rank], lambda: case.divisor / len(case.rows))
+        execute(schedule.actions[rank], worker, links)
+    assert updates == [(rank, number) for number in range(len(case.rows))] * steps
+    return {part.name: parameter.detach() for parameter, part in parts.items()}, versions
+
+
+def plain_stale(rank: int, case: Case, ranks: int, steps: int) -> dict[str, Tensor]:
+    """The same in one process, by the definition: which update's weights each micro-batch meets in each stage."""
+    model, schedule = case.model(), build("pipedream", ranks, 1, len(case.rows))
+    meshes = [Mesh(Layout(pp=ranks, schedule="pipedream"), stage, "cpu", None) for stage in range(ranks)]
+    dealt = deal(model, meshes[0], "auto")
+    stage_of = {p: mesh.rank for mesh in meshes for p in cut(model, mesh, dealt)[1]}
+    for _ in range(steps):
+        history = {p: [p.detach().clone()] for p in model.parameters()}
+        for number, batch in enumerate(batches_of(case.rows)):
+            for p, versions in history.items():
+                p.data = versions[schedule.weight_version(stage_of[p], number)].clone()
+            loss, _ = summed_loss(model(batch.inputs), batch.targets)
+            gradients = torch.autograd.grad(loss / (case.divisor / len(case.rows)), list(history))
+            for versions, gradient in zip(history.values(), gradients, strict=True):
+                versions.append(versions[-1] - RATE * gradient)
+        for p, versions in history.items():
+            p.data = versions[-1]
+    return {name: p.detach() for name, p in model.named_parameters()}
