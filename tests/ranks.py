@@ -36,7 +36,7 @@ class RankPool:
     def __init__(self) -> None:
         # The ranks are forked from a process that has only imported: importing torch eight times takes half a minute.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch", "torch.distributed", "dthpc.jobs.train"])
+        self._context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "hydra.utils", "dthpc.jobs.train"])
         self._workers: list[tuple[Any, Connection]] = []
         self._folder = tempfile.TemporaryDirectory(prefix="dthpc-ranks-")
         self._tasks = 0
