@@ -1,0 +1,94 @@
+"""Placement over many nodes: alike nodes are planned once, and ranks that talk sit under the same switches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dthpc.errors import UserError
+from dthpc.placement.decide import decide
+from dthpc.placement.plan.places import NodePlan, RankPlace
+from dthpc.placement.plan.wish import Wish
+from dthpc.placement.topology import Topology
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The places of all ranks of a run."""
+
+    nodes: tuple[tuple[str, NodePlan], ...]
+    """Name and plan of each node, in the order of ranks."""
+
+    @property
+    def kinds(self) -> list[NodePlan]:
+        """Plans that differ, each once."""
+        found: dict[int, NodePlan] = {id(plan): plan for _, plan in self.nodes}
+        return list(found.values())
+
+    def rows(self) -> Iterator[tuple[int, str, RankPlace]]:
+        """Rank, node and place of each rank."""
+        rank = 0
+        for name, plan in self.nodes:
+            for place in plan.places:
+                yield rank, name, place
+                rank += 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Each kind of node once, and which nodes are of it."""
+        kinds = self.kinds
+        place = {id(plan): number for number, plan in enumerate(kinds)}
+        return {
+            "nodes": [{"name": name, "kind": place[id(plan)]} for name, plan in self.nodes],
+            "kinds": [plan.to_json() for plan in kinds],
+        }
+
+
+def decide_nodes(nodes: Sequence[tuple[str, Topology]], wish: Wish) -> Plan:
+    """Place the ranks of all nodes, as many on each.
+
+    Args:
+        nodes: name and topology of each node, in the order of ranks.
+        wish: what the ranks of each node need.
+
+    Raises:
+        UserError: the wish does not fit one of the nodes; the message names it.
+    """
+    by_object: dict[int, NodePlan] = {}
+    kinds: list[tuple[Topology, NodePlan]] = []
+    planned = []
+    for name, topology in nodes:
+        plan = by_object.get(id(topology))
+        if plan is None:
+            plan = by_object[id(topology)] = _plan_of_kind(name, topology, wish, kinds)
+        planned.append((name, plan))
+    return Plan(tuple(planned))
+
+
+def _plan_of_kind(name: str, topology: Topology, wish: Wish, kinds: list[tuple[Topology, NodePlan]]) -> NodePlan:
+    # Where it was read says nothing of what the node is.
+    bare = replace(topology, host=None, sources=(), notes=(), conflicts=())
+    for known, plan in kinds:
+        if known == bare:
+            return plan
+    try:
+        plan = decide(topology, wish)
+    except UserError as error:
+        raise UserError(f"node {name}: {error.why}", key=error.key, value=error.value, instead=error.instead) from error
+    kinds.append((bare, plan))
+    return plan
+
+
+def order_by_switch(nodes: Sequence[str], switches: Mapping[str, Sequence[str]]) -> list[str]:
+    """Nodes in an order of ranks that keeps those under one switch together, otherwise in the order given.
+
+    Args:
+        nodes: names of the nodes.
+        switches: for each leaf switch the nodes under it (`scontrol show topology`); nodes under none come last.
+    """
+    leaf = {node: switch for switch, under in switches.items() for node in under}
+    first: dict[str | None, int] = {}
+    for place, node in enumerate(nodes):
+        first.setdefault(leaf.get(node), place)
+    ends = len(nodes)
+    return sorted(nodes, key=lambda node: (first[leaf[node]] if node in leaf else ends, nodes.index(node)))
