@@ -21,7 +21,8 @@ _PHRASES = [
 ]
 # A comment sign, a quotation sign, the name of a host or of a rank, or a time, before what the tool wrote.
 _PREFIX = re.compile(
-    r"\s*(?:[#>*;%]+|//+|\[[^\]\t]*\](?:<\w+>)?:?|\d{4}-\d\d-\d\d[T ][\d:.,+Z]+:?|(?!NIC\d|GPU\d)[A-Za-z][\w.-]*:(?=\s)|\d+:(?=\s))\s?"
+    r"\s*(?:[#>*;%]+|//+|\[[^\]\t]*\](?:<\w+>)?:?|\d{4}-\d\d-\d\d[T ][\d:.,+Z]+:?|\d+:(?=\s)"
+    r"|(?!NIC\d|GPU\d)[A-Za-z][\w.-]*:(?=\s))\s?"
 )
 _GLUE = re.compile(rf"X|{LEVEL}|{ACCELERATOR}|NIC\d+|mlx\d+_(?:bond_|ib)?\d+|{'|'.join(LABELS)}")
 _LIST = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?")

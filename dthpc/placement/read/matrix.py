@@ -367,7 +367,7 @@ class _Reader:
                     raise self._refusal(
                         f"the row of {row.name} is shifted: its X is not in its own column", str(row.cells)
                     )
-            elif any(re.fullmatch(ACCELERATOR, name) for name in (row.name,)):
+            elif re.fullmatch(ACCELERATOR, row.name):
                 raise self._refusal(f"the row of {row.name} has no column", row.name)
         for row in matrix.rows.values():
             self._check_pairs(row)
@@ -388,7 +388,7 @@ class _Reader:
             back = mirror.cells[place] if place < len(mirror.cells) else None
             if back is not None and back != cell:
                 raise self._refusal(
-                    f"the matrix contradicts itself: {row.name} to {other} is {cell}, and {other} to {row.name} is {back}",
+                    f"the matrix contradicts itself: {row.name} to {other} is {cell}, {other} to {row.name} is {back}",
                     " ".join(str(each) for each in row.cells),
                 )
 
@@ -454,11 +454,7 @@ def _by_header(words: list[str], starts: list[int], header: Line | None, labels:
     """The words under the labels that begin in the same column, if all do."""
     if header is None or header.ruled:
         return None
-    columns = {}
-    shift = 0
-    for word, start in zip(header.words, header.starts, strict=True):
-        columns[word] = start
-    del shift
+    columns = dict(zip(header.words, header.starts, strict=True))
     places = {columns[label]: place for place, label in enumerate(labels)}
     values = [""] * len(labels)
     for word, start in zip(words, starts, strict=True):
