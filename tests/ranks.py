@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import multiprocessing
 import tempfile
 import time
@@ -119,6 +120,7 @@ def _serve(connection: Connection) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    gc.freeze()
     while True:
         try:
             rank, size, store, function, arguments = connection.recv()
@@ -140,6 +142,8 @@ def _serve(connection: Connection) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # What still holds groups in a cycle would keep their threads, hundreds after some tasks, and those poll.
+            gc.collect()
         if answer is not None:
             connection.send(answer)
 
