@@ -89,6 +89,11 @@ class Links:
         self._receipts = self._known
         self._here: dict[Action, Tensor | None] = {}
 
+    @property
+    def unsettled(self) -> int:
+        """Messages that were sent, of which it is not known yet that they have been taken; their memory is held."""
+        return len(self._sent)
+
     def begin(self, actions: Sequence[Action], sizes: Sequence[Size]) -> None:
         """Learn what this rank will do, and with micro-batches of which sizes."""
         self._sizes = sizes
@@ -177,7 +182,7 @@ class Links:
     def _tell_form(self, made: Action, target: int, output: Tensor) -> None:
         size = self._sizes[made.micro_batch]
         known = self._forms.get(_boundary(made, size))
-        form = _form_of(output, size.rows, made.stage)
+        form = form_of(output, size.rows, made.stage)
         if known is None:
             shape = [*output.shape, *[0] * (MAX_DIMS - output.dim())]
             told = torch.tensor([DTYPES.index(output.dtype), output.dim(), *shape], device=self._device)
@@ -268,7 +273,12 @@ def _boundary(made: Action, size: Size) -> Boundary:
     return made.stage - (made.kind is not Kind.F), size.signature, size.rows > 0
 
 
-def _form_of(output: Any, rows: int, stage: int) -> Form:
+def form_of(output: Any, rows: int, stage: int) -> Form:
+    """How a stage's output looks, for a micro-batch of that many rows.
+
+    Raises:
+        UserError: it is nothing that can go to another stage.
+    """
     why = None
     if not isinstance(output, Tensor):
         why = f"stage {stage} gave a {type(output).__name__}"

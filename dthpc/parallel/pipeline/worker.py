@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dthpc.parallel.pipeline.links import Size
+from dthpc.parallel.pipeline.links import Size, form_of
 from dthpc.parallel.pipeline.schedule import Action, Kind
 from dthpc.parallel.pipeline.weights import WeightStore
 
@@ -136,7 +136,11 @@ class ModuleWorker:
         return len(self._held)
 
     def forward(self, stage: int, micro_batch: int, x: Tensor | None) -> Tensor | None:
-        """Run a chunk, and the loss after the last; returns its output `[rows, …]`, detached."""
+        """Run a chunk, and the loss after the last; returns its output `[rows, …]`, detached.
+
+        Raises:
+            UserError: the output is nothing that another stage could take.
+        """
         batch = self._batches[micro_batch]
         if not self.sizes[micro_batch].runs:
             return None
@@ -151,6 +155,7 @@ class ModuleWorker:
                 self._counts.append(count)
                 self._hold(stage, micro_batch, _Held(x, total, []))
                 return None
+        form_of(output, batch.rows, stage)
         arriving: list[Tensor] = []
         end = _End.apply(output, arriving) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
         self._hold(stage, micro_batch, _Held(x, end, arriving))

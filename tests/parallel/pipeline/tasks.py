@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dthpc.errors import UserError
 from dthpc.models.dropout import Dropout, DropoutStream, attach
 from dthpc.models.pipeline import PipelineLayer
 from dthpc.parallel.layout import Layout
@@ -79,11 +80,12 @@ def summed_loss(outputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
     return total, targets.numel()
 
 
-def batches_of(rows: Sequence[int]) -> list[MicroBatch]:
-    """Micro-batches of so many samples each."""
+def batches_of(rows: Sequence[int], lengths: Sequence[int] = (LENGTH,)) -> list[MicroBatch]:
+    """Micro-batches of so many samples each, whose lengths take turns."""
     batches, first = [], 0
     for number, count in enumerate(rows):
-        tokens = torch.randint(VOCABULARY, (2, count, LENGTH), generator=torch.Generator().manual_seed(number))
+        shape = (2, count, lengths[number % len(lengths)])
+        tokens = torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(number))
         batches.append(MicroBatch(tokens[0], tokens[1], count, range(first, first + count)))
         first += count
     return batches
@@ -105,6 +107,7 @@ class Case:
     steps: int = 1
     forward_only: bool = False
     breaks: int | None = None
+    lengths: tuple[int, ...] = (LENGTH,)
 
     @property
     def divisor(self) -> float:
@@ -140,6 +143,8 @@ class Outcome:
     counted: int
     gradients: dict[str, Tensor]
     peak_held: int
+    peak_unsettled: int = 0
+    peak_bytes: int = 0
 
 
 def plain(rank: int, case: Case) -> Outcome:
@@ -149,7 +154,7 @@ def plain(rank: int, case: Case) -> Outcome:
     attach(model, stream)
     for _ in range(case.steps):
         total, counted = 0.0, 0
-        for batch in batches_of(case.rows):
+        for batch in batches_of(case.rows, case.lengths):
             if not batch.rows:
                 continue
             stream.samples = batch.samples
@@ -160,14 +165,31 @@ def plain(rank: int, case: Case) -> Outcome:
     return Outcome(total, counted, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, 0)
 
 
-class Counting(ModuleWorker):
-    """Notes the most graphs that were alive."""
+class Saved:
+    """A tensor that a graph keeps; `alive` counts the bytes of all of them."""
 
-    peak = 0
+    alive = 0
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.size = tensor, tensor.numel() * tensor.element_size()
+        Saved.alive += self.size
+
+    def __del__(self) -> None:
+        Saved.alive -= self.size
+
+
+class Counting(ModuleWorker):
+    """Notes the most graphs, bytes and messages that were alive."""
+
+    links: Links
+    peak, peak_bytes, peak_unsettled = 0, 0, 0
 
     def forward(self, stage: int, micro_batch: int, x: Tensor | None) -> Tensor | None:
-        output = super().forward(stage, micro_batch, x)
+        with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+            output = super().forward(stage, micro_batch, x)
         self.peak = max(self.peak, self.held)
+        self.peak_bytes = max(self.peak_bytes, Saved.alive)
+        self.peak_unsettled = max(self.peak_unsettled, self.links.unsettled)
         return output
 
 
@@ -198,14 +220,58 @@ def piped(rank: int, case: Case, ranks: int) -> Outcome:
         store=store,
         run_empty=case.run_empty,
     )
-    links = Links(schedule, mesh.group("pp"), torch.device("cpu"))
+    worker.links = links = Links(schedule, mesh.group("pp"), torch.device("cpu"))
     for _ in range(case.steps):
         with torch.set_grad_enabled(not case.forward_only):
-            worker.begin(batches_of(case.rows), actions, lambda: case.divisor)
+            worker.begin(batches_of(case.rows, case.lengths), actions, lambda: case.divisor)
             execute(actions, worker, links)
     gradients = {parts[p].name: p.grad for p in parts if p.grad is not None}
-    assert worker.held == 0
-    return Outcome(worker.loss, worker.counted, gradients, worker.peak)
+    assert worker.held == links.unsettled == Saved.alive == 0
+    return Outcome(worker.loss, worker.counted, gradients, worker.peak, worker.peak_unsettled, worker.peak_bytes)
+
+
+class Changing(nn.Module):
+    """Gives what cannot travel, the second time."""
+
+    def __init__(self, inner: nn.Module, how: str) -> None:
+        super().__init__()
+        self.inner, self.how, self.calls = inner, how, 0
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.inner(x)
+        self.calls += 1
+        ways = {
+            "tuple": lambda: (y, y),
+            "integers": lambda: y.long(),
+            "rows": lambda: torch.cat([y, y[:1]]),
+            "later": lambda: y if self.calls == 1 else y[..., :2],
+            "flat": lambda: y.flatten(0, 1),
+        }
+        return ways[self.how]()
+
+
+def handed_over(rank: int, how: str) -> str:
+    """What the first of two stages says to an output of that kind, or the shape in which the second gets it."""
+    schedule = build("gpipe", 2, 1, 2)
+    got: list[tuple[int, ...]] = []
+
+    def note(x: Tensor) -> Tensor:
+        got.append(tuple(x.shape))
+        return x
+
+    stages = {0: Changing(nn.Linear(3, 4), how), 1: nn.Linear(4, 1)}
+    stages[1].register_forward_pre_hook(lambda module, inputs: note(inputs[0]))
+    worker = ModuleWorker({rank: stages[rank]}, 2, lambda y, t: (y.sum(), 1))
+    links = Links(schedule, torch.distributed.group.WORLD, torch.device("cpu"))
+    batches = [MicroBatch(torch.ones(rows, 5, 3), None, rows) for rows in (2, 3)]
+    worker.begin(batches, schedule.actions[rank])
+    try:
+        execute(schedule.actions[rank], worker, links)
+    except UserError as error:
+        return str(error)
+    except RuntimeError:
+        return "gone"
+    return str(got)
 
 
 def measured_stages(rank: int, seconds: list[float]) -> list[int]:
@@ -246,7 +312,7 @@ def piped_with_stash(rank: int, case: Case, ranks: int, steps: int) -> tuple[dic
     worker = StashingWorker({rank: chunk}, ranks, summed_loss, update=update)
     links = Links(schedule, mesh.group("pp"), torch.device("cpu"))
     for _ in range(steps):
-        worker.begin(batches_of(case.rows), schedule.actions[rank], lambda: case.divisor / len(case.rows))
+        worker.begin(batches_of(case.rows, case.lengths), schedule.actions[rank], lambda: case.divisor / len(case.rows))
         execute(schedule.actions[rank], worker, links)
     assert updates == [(rank, number) for number in range(len(case.rows))] * steps
     return {part.name: parameter.detach() for parameter, part in parts.items()}, versions
@@ -260,7 +326,7 @@ def plain_stale(rank: int, case: Case, ranks: int, steps: int) -> dict[str, Tens
     stage_of = {p: mesh.rank for mesh in meshes for p in cut(model, mesh, dealt)[1]}
     for _ in range(steps):
         history = {p: [p.detach().clone()] for p in model.parameters()}
-        for number, batch in enumerate(batches_of(case.rows)):
+        for number, batch in enumerate(batches_of(case.rows, case.lengths)):
             for p, versions in history.items():
                 p.data = versions[schedule.weight_version(stage_of[p], number)].clone()
             loss, _ = summed_loss(model(batch.inputs), batch.targets)

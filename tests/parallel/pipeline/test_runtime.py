@@ -43,6 +43,17 @@ def test_every_schedule_gives_the_gradients_of_one_process_bit_for_bit(schedule:
         assert [outcome.peak_held for outcome in outcomes] == [peak_activations(mine) for mine in actions]
 
 
+def test_peak_memory_of_1f1b_is_that_of_its_theory() -> None:
+    micro_batches, ranks = 6, 3
+    (one,) = [pool().run(ranks, tasks.piped, Case("gpipe", rows=(2,)), ranks)]
+    for schedule, held in (("gpipe", [6, 6, 6]), ("1f1b", [3, 2, 1])):
+        outcomes = pool().run(ranks, tasks.piped, Case(schedule, rows=(2,) * micro_batches), ranks)
+        assert [outcome.peak_held for outcome in outcomes] == held
+        assert [outcome.peak_bytes for outcome in outcomes] == [
+            count * alone.peak_bytes for count, alone in zip(held, one, strict=True)
+        ]
+
+
 def test_one_process_runs_the_same_runtime() -> None:
     alone, outcomes = run(Case("gpipe", rows=(3, 2, 0, 2)), 1)
     assert_equal(alone, outcomes)
