@@ -282,11 +282,42 @@ class CommConfig:
 
 @dataclass
 class PlacementConfig:
-    """Ranks and cores."""
+    """Where ranks run: cores, memory, GPUs and NICs of each."""
 
     threads_per_rank: Optional[int] = None
     """Threads of the numeric libraries in one rank; null: `cluster.cpus_per_task`. Part of what makes results
     repeatable bit by bit, so it does not follow the node that a restart happens to get."""
+
+    bind: str = "auto"
+    """Who binds ranks to cores and memory: `rank` (each itself, before torch starts), `srun` (by its options, where the
+    step owns whole nodes that are alike), `none`, or `auto` (`rank`)."""
+
+    strict: bool = False
+    """Whether a rank that does not run where it was placed ends the run, rather than that it is reported."""
+
+    cores_per_rank: Optional[int] = None
+    """Cores of each rank, helpers included; null: its share of the cores nearest to its GPU, or of all cores."""
+
+    helpers: Optional[int] = None
+    """Cores of each rank's share that data loading and communication threads have for themselves; null: a quarter for a
+    rank with a GPU, a sixteenth for one without."""
+
+    smt: str = "one"
+    """Hardware threads: `one` of each core, `all`, or `spread` (computing on the first, helpers on the second)."""
+
+    reserve: Optional[str] = None
+    """CPUs left to the system: a list such as `0,8`, or `l3` or `numa` for the first core of each such domain."""
+
+    nics: Optional[int] = None
+    """NICs of each rank; null: its share of those nearest to its GPU."""
+
+    memory: str = "prefer"
+    """Where a rank's memory comes from: its memory nodes as long as they have room (`prefer`), only these (`bind`), or
+    wherever its threads run (`none`)."""
+
+    omp_bind: str = "false"
+    """`OMP_PROC_BIND` of the ranks: `false`, `close` or `spread`. Anything but `false` binds the main thread to one core,
+    which what it starts inherits, data loaders among them."""
 
 
 @dataclass

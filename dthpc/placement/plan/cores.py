@@ -90,7 +90,7 @@ def seats_of(topology: Topology, allowed: CpuSet | None, reserved: CpuSet, reser
     threads, known = _threads(topology, usable)
     caches = {cpu: min(cache.cpus) for cache in topology.caches or () for cpu in cache.cpus}
     slow = {cpu for core in topology.cores or () if core.efficient for cpu in core.cpus}
-    numa = {cpu: node.index for node in reversed(topology.numa or ()) for cpu in node.cpus or ()}
+    numa = _memory_nodes(topology)
     cores = [CoreSeat(cpus, numa.get(cpus[0]), caches.get(cpus[0], -1), cpus[0] in slow) for cpus in threads]
     cores.sort(key=lambda core: (-1 if core.numa is None else core.numa, core.cache, core.threads))
     left = _reserved(cores, reserved, reserve)
@@ -111,6 +111,15 @@ def seats_of(topology: Topology, allowed: CpuSet | None, reserved: CpuSet, reser
             "its share of both."
         )
     return Seats(tuple(cores), frozenset(cpu for core in left for cpu in core.threads), known, tuple(notes))
+
+
+def _memory_nodes(topology: Topology) -> dict[int, int]:
+    """Memory node of each CPU: as told, else that of the GPU whose affinity names both."""
+    told = {cpu: node.index for node in reversed(topology.numa or ()) for cpu in node.cpus or ()}
+    if told:
+        return told
+    sure = [gpu for gpu in topology.gpus or () if gpu.cpus and gpu.numa and len(gpu.numa) == 1]
+    return {cpu: gpu.numa[0] for gpu in sure for cpu in gpu.cpus or () if gpu.numa}
 
 
 def _reserved(cores: Sequence[CoreSeat], reserved: CpuSet, reserve: str | None) -> list[CoreSeat]:

@@ -115,12 +115,12 @@ def _home_of(topology: Topology, seats: Seats, gpu: Gpu) -> tuple[Home, int | No
         cpus = frozenset().union(*(node.cpus or () for node in topology.numa or () if node.index in gpu.numa))
     node = gpu.numa[0] if gpu.numa else None
     where = f"memory node {node}" if node is not None else "its CPU affinity"
-    if not cpus:
+    if not cpus and (node is None or all(core.numa is None for core in seats.cores)):
         return None
-    home = tuple(core for core in seats.cores if cpus & set(core.threads))
+    home = tuple(core for core in seats.cores if (cpus or frozenset()) & set(core.threads))
     if home:
         return home, home[0].numa if node is None else node, f"cores nearest to {gpu.key} ({where})"
-    if node is None:
+    if node is None and cpus:
         node = topology.numa_of_cpu(min(cpus))
     next_node = nearest(distances_from(topology, node), seats.cores).numa
     home = tuple(core for core in seats.cores if core.numa == next_node)

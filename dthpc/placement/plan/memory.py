@@ -23,6 +23,8 @@ def memory_of(topology: Topology, cores: Sequence[CoreSeat], gpu: Gpu | None) ->
     if not counts:
         told = gpu.numa if gpu is not None else None
         return (told, f"told as nearest to {gpu.key}") if told and gpu is not None else (None, "no memory node is told")
+    if not topology.numa:
+        return tuple(sorted(counts, key=lambda node: (-counts[node], node))), "that of its cores"
     nodes = [node for node, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
     usable = _usable(topology)
     own = tuple(node for node in nodes if node in usable)

@@ -46,11 +46,15 @@ def units_of(topology: Topology, wanted: int, visible: Sequence[str] | None = No
 
 def _only(units: list[Unit], visible: Sequence[str]) -> list[Unit]:
     kept: list[Unit] = []
+    numbers = {unit.gpu.key: unit.gpu.index for unit in units}
+    if set(numbers.values()) == {None}:
+        # Nobody told the drivers' numbers; units stand in the order of the bus, as the drivers number them.
+        numbers = {key: number for number, key in enumerate(numbers)}
     for word in (word.strip() for word in visible):
         # The drivers themselves stop at the first entry like this.
         if word in ("", "-1", "none", "NoDevFiles", "void"):
             break
-        found = [unit for unit in units if _is_called(unit, word)]
+        found = [unit for unit in units if _is_called(unit, word, numbers[unit.gpu.key])]
         if not found:
             raise UserError(
                 f"{word!r} is none of the {len(units)} GPUs read ({', '.join(unit.name for unit in units) or 'none'})",
@@ -62,12 +66,12 @@ def _only(units: list[Unit], visible: Sequence[str]) -> list[Unit]:
     return kept
 
 
-def _is_called(unit: Unit, word: str) -> bool:
+def _is_called(unit: Unit, word: str, number: int | None) -> bool:
     gpu, part = unit.gpu, unit.part
     if word.isdigit():
-        return gpu.index == int(word)
+        return number == int(word)
     if "." in word and word.replace(".", "").isdigit():
-        return part is not None and part.kind == "tile" and word == f"{gpu.index}.{part.index}"
+        return part is not None and part.kind == "tile" and word == f"{number}.{part.index}"
     return any(uuid is not None and uuid.startswith(word) for uuid in (gpu.uuid, part.uuid if part else None))
 
 

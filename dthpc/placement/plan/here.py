@@ -1,0 +1,111 @@
+"""The placement of this node from inside a rank: every rank finds the same plan by itself, without asking others."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dthpc.errors import UserError
+from dthpc.placement.cpuset import CpuSet, parse_cpus, parse_mask
+from dthpc.placement.decide import decide
+from dthpc.placement.plan.places import NodePlan
+from dthpc.placement.plan.units import compute_gpus, units_of
+from dthpc.placement.plan.wish import Wish, axes_of
+from dthpc.placement.topology import Topology
+
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+
+
+def read_wish(placement: Any, ranks: int, gpus: int | None, degrees: Mapping[str, int], order: Sequence[str]) -> Wish:
+    """The wish of a configuration.
+
+    Args:
+        placement: the group `placement`.
+        ranks: ranks of a node.
+        gpus: GPUs of a node; `None`: as many as fit.
+        degrees: degree of each axis of the layout.
+        order: axes from the outermost to the innermost.
+
+    Raises:
+        UserError: a value is malformed.
+    """
+    reserve = None if placement.reserve is None else str(placement.reserve)
+    words = reserve in ("l3", "numa")
+    return Wish(
+        ranks=ranks,
+        gpus=gpus,
+        cores_per_rank=placement.cores_per_rank,
+        helpers=placement.helpers,
+        smt=str(placement.smt),
+        reserved=frozenset() if reserve is None or words else parse_cpus(reserve, "placement.reserve"),
+        reserve=reserve if words else None,
+        nics=placement.nics,
+        axes=axes_of(order, degrees),
+    )
+
+
+def plan_here(topology: Topology, wish: Wish, local_rank: int, env: Mapping[str, str]) -> tuple[NodePlan, int]:
+    """The plan of this node, and which of its places is this rank's.
+
+    It rests on what all ranks of the node see alike: the CPUs that the step's ranks have together, and the GPUs. Where
+    each rank is shown its own GPU alone (`--gpus-per-task`), the place is found by that GPU.
+
+    Args:
+        topology: of this node, read live.
+        wish: what the ranks need.
+        local_rank: of this rank.
+        env: its environment.
+
+    Raises:
+        UserError: the wish does not fit the node.
+    """
+    own = os.sched_getaffinity(0)
+    topology = replace(topology, allowed=step_cpus(env, own))
+    visible = visible_words(env)
+    if visible is None:
+        return decide(topology, wish), local_rank
+    shown = units_of(topology, wish.ranks, visible)
+    if wish.ranks > 1 and wish.gpus and len(shown) * wish.ranks == wish.gpus:
+        return _by_own_gpu(topology, wish, shown[0].gpu.bus_id, local_rank)
+    return decide(topology, replace(wish, visible=visible)), local_rank
+
+
+def step_cpus(env: Mapping[str, str], own: set[int]) -> CpuSet:
+    """CPUs that the ranks of this node have together.
+
+    Where `srun` has bound each rank to a mask of its own, their union: within it, ranks may be bound anew.
+
+    Args:
+        env: environment of a rank.
+        own: CPUs that this rank may use now.
+    """
+    words = env.get("SLURM_CPU_BIND_LIST", "")
+    if "mask_cpu" not in env.get("SLURM_CPU_BIND_TYPE", "") or not words:
+        return frozenset(own)
+    try:
+        union = frozenset().union(*(parse_mask(word) for word in words.split(",")))
+    except UserError:
+        return frozenset(own)
+    # A list that does not describe this rank is of another step.
+    return union if own <= union else frozenset(own)
+
+
+def visible_words(env: Mapping[str, str]) -> list[str] | None:
+    """Devices that the environment restricts this process to; `None` where it does not."""
+    text = next((env[name] for name in _VISIBLE if env.get(name)), None)
+    return None if text is None else text.split(",")
+
+
+def _by_own_gpu(topology: Topology, wish: Wish, bus: str | None, local_rank: int) -> tuple[NodePlan, int]:
+    every = [gpu for gpu in topology.gpus or () if gpu.vendor == compute_gpus(topology)[0].vendor]
+    whole = replace(topology, gpus=tuple(replace(gpu, compute=True) for gpu in every))
+    if bus is None or len(every) != wish.ranks:
+        # The other ranks' GPUs can't be told from those of other jobs, so that only this rank's share of all is sure.
+        alone = decide(topology, replace(wish, gpus=None))
+        note = "This rank sees no GPU but its own: it gets its fraction of the cores nearest to that."
+        return replace(alone, notes=(note, *alone.notes[1:])), local_rank
+    plan = decide(whole, wish)
+    mine = next(place.local_rank for place in plan.places if any(unit.gpu.bus_id == bus for unit in place.units))
+    return plan, mine
