@@ -108,6 +108,9 @@ class Gpu:
     compute: bool | None = None
     """Whether a compute driver (CUDA, ROCm, Level Zero) showed it; display adapters are not."""
 
+    visible: bool | None = None
+    """Whether the vendor's tools showed it to this process; false for one that the kernel alone shows."""
+
     numa: tuple[int, ...] | None = None
     """Memory nodes with CPUs nearest to it: usually one, several where a bus is shared, none where it has no own."""
 
@@ -164,6 +167,9 @@ class Nic:
     bus_id: str | None = None
     interfaces: tuple[str, ...] | None = None
     """Network interfaces (`ib0`, `eth0`) of the adapter."""
+
+    interfaces_up: tuple[str, ...] | None = None
+    """Those of the interfaces that are up. InfiniBand's own traffic needs no interface, so that none may be."""
 
     ports: tuple[Port, ...] | None = None
     numa: tuple[int, ...] | None = None

@@ -54,6 +54,7 @@ def read_nics(tree: Tree) -> Iterator[Nic]:
             kind=pci.nic_kind(kind, vendor, device, own, interfaces, layers),
             bus_id=address,
             interfaces=tuple(interfaces),
+            interfaces_up=tuple(name for name in interfaces if _state(tree, name) == "up"),
             ports=tuple(ports) or None,
             numa=(node,) if node is not None else None,
             cpus=_local(tree, base),
@@ -114,11 +115,15 @@ def _net_ports(tree: Tree, interfaces: Sequence[str]) -> list[Port]:
     """Ports of an adapter that only the network stack knows: one for each interface."""
     ports = []
     for number, name in enumerate(interfaces, start=1):
-        state = tree.read(f"sys/class/net/{name}/operstate")
+        state = _state(tree, name)
         speed = tree.read(f"sys/class/net/{name}/speed") or ""
         rate = int(speed) / 1000 if speed.isdigit() and int(speed) > 0 else None
         ports.append(Port(number, state if state in ("up", "down") else None, rate_gbps=rate, link_layer="ethernet"))
     return ports
+
+
+def _state(tree: Tree, interface: str) -> str | None:
+    return tree.read(f"sys/class/net/{interface}/operstate")
 
 
 def _node(tree: Tree, base: str) -> int | None:
