@@ -63,6 +63,15 @@ class Form(NamedTuple):
         return torch.empty((rows * self.factor, *self.tail), dtype=self.dtype, device=device)
 
 
+class Route(NamedTuple):
+    """What an action takes and gives, messages being named by what makes them."""
+
+    need: Action | None
+    source: int | None
+    made: Action | None
+    target: int | None
+
+
 class Links:
     """The links of one rank, over any number of steps.
 
@@ -82,11 +91,14 @@ class Links:
         self._channels = _Channels(schedule, group)
         self._forms: dict[Boundary, Form] = {}
         self._sizes: Sequence[Size] = ()
+        self._actions: Sequence[Action] = ()
+        self._routes: dict[Action, Route] = {}
         self._coming: deque[Action] = deque()
         self._posted: dict[Action, tuple[Any, Tensor]] = {}
         self._sent: dict[tuple[Action, bool], tuple[Any, Tensor]] = {}
         self._known = _receipts(schedule, self._rank)
         self._receipts = self._known
+        self._arrived: list[Action] = []
         self._here: dict[Action, Tensor | None] = {}
 
     @property
@@ -96,13 +108,14 @@ class Links:
 
     def begin(self, actions: Sequence[Action], sizes: Sequence[Size]) -> None:
         """Learn what this rank will do, and with micro-batches of which sizes."""
+        if actions != self._actions:
+            self._actions, self._routes = actions, {action: _route(self._schedule, action) for action in actions}
         self._sizes = sizes
         self._receipts = self._known if len(sizes) == self._schedule.micro_batches else {}
-        wanted = (needs(self._schedule, action) for action in actions)
         self._coming = deque(
-            need
-            for need in wanted
-            if need is not None and self._schedule.rank_of(need.stage) != self._rank and sizes[need.micro_batch].runs
+            route.need
+            for route in map(self._routes.__getitem__, actions)
+            if route.need is not None and route.source != self._rank and sizes[route.need.micro_batch].runs
         )
 
     def receive(self, action: Action) -> Tensor | None:
@@ -111,18 +124,17 @@ class Links:
         Returns:
             A tensor that nobody else holds; None where the action takes nothing, or the micro-batch is left out.
         """
-        need = needs(self._schedule, action)
+        need, source, _, _ = self._routes[action]
         if need is None or not self._sizes[need.micro_batch].runs:
             return None
-        if self._schedule.rank_of(need.stage) == self._rank:
+        if source == self._rank:
             return self._here.pop(need)
         while self._coming and len(self._posted) <= AHEAD and self._post(must=need not in self._posted):
             pass
         work, buffer = self._posted.pop(need)
         if work is not None:
             work.wait()
-        for taken in self._receipts.get(need, ()):
-            self._settle(taken)
+        self._arrived.append(need)
         return buffer
 
     def send(self, action: Action, tensor: Tensor | None) -> None:
@@ -131,15 +143,18 @@ class Links:
         Raises:
             UserError: it is nothing that can travel.
         """
-        made = made_by(action)
-        target = None if made is None else _taker(self._schedule, made)
-        if made is None or target is None or not self._sizes[made.micro_batch].runs:
-            return
-        if target == self._rank:
-            self._here[made] = tensor
-            return
+        _, _, made, target = self._routes[action]
+        if made is not None and target is not None and self._sizes[made.micro_batch].runs:
+            assert tensor is not None
+            if target == self._rank:
+                self._here[made] = tensor
+            else:
+                self._send(made, target, tensor)
+        # The neighbour waits for the message, nobody for this.
+        self._settle()
+
+    def _send(self, made: Action, target: int, tensor: Tensor) -> None:
         size = self._sizes[made.micro_batch]
-        assert tensor is not None
         if made.kind is Kind.F:
             self._tell_form(made, target, tensor)
         if size.rows:
@@ -151,18 +166,22 @@ class Links:
         for work, _ in self._sent.values():
             work.wait()
         self._sent.clear()
+        self._arrived.clear()
 
     def abandon(self) -> None:
         """Forget a step that went wrong; the process group is of no use after it."""
-        for held in (self._sent, self._posted, self._coming, self._here):
+        for held in (self._sent, self._posted, self._coming, self._arrived, self._here):
             held.clear()
 
-    def _settle(self, taken: Action) -> None:
-        """Let go of the memory of something that was sent, which is known to have been taken."""
-        for about in (False, True):
-            work, _ = self._sent.pop((taken, about), (None, None))
-            if work is not None:
-                work.wait()
+    def _settle(self) -> None:
+        """Let go of the memory of what was sent, as far as what has arrived since proves that it was taken."""
+        for arrived in self._arrived:
+            for taken in self._receipts.get(arrived, ()):
+                for about in (False, True):
+                    work, _ = self._sent.pop((taken, about), (None, None))
+                    if work is not None:
+                        work.wait()
+        self._arrived.clear()
 
     def _post(self, must: bool) -> bool:
         """Post the next receive, unless that means waiting to learn its form, which is done only where it must be."""
@@ -210,31 +229,46 @@ class _Channels:
     """Sends and receives, each in a channel where both ends use the same order.
 
     Gloo tells messages apart by tags. NCCL has none, and carries out what it is given in order: there, each chunk and
-    direction gets communicators of its own, in which both ends follow the order of micro-batches, so that a receive
+    direction gets a communicator of its own, in which both ends follow the order of micro-batches, so that a receive
     that was posted ahead never stands before a send that its neighbour waits for.
     """
 
     def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None) -> None:
-        self._schedule, self._group = schedule, group
-        self._own: dict[tuple[Kind, int], dist.ProcessGroup] = {}
+        self._ranks, self._stages, self._group = schedule.ranks, schedule.stages, group
+        self._own: dict[tuple[Kind, int, bool], dist.ProcessGroup] = {}
         if group is not None and dist.get_backend(group) == "nccl":
-            ranks = dist.get_process_group_ranks(group)
+            members = dist.get_process_group_ranks(group)
             for kind in (Kind.F, Kind.B):
-                for chunk in range(schedule.chunks):
-                    self._own[kind, chunk] = dist.new_group(ranks, backend="nccl", use_local_synchronization=True)
+                for stage in range(schedule.stages):
+                    name = self._name(Action(kind, stage, 0))
+                    if name not in self._own and _taker(schedule, Action(kind, stage, 0)) is not None:
+                        self._own[name] = dist.new_group(members, backend="nccl", use_local_synchronization=True)
 
     def isend(self, tensor: Tensor, target: int, made: Action, about: bool = False) -> Any:
-        return dist.isend(tensor, group=self._of(made), group_dst=target, tag=self._tag(made, about))
+        return self._of(made).send([tensor], target, self._tag(made, about))
 
     def irecv(self, tensor: Tensor, source: int, made: Action, about: bool = False) -> Any:
-        return dist.irecv(tensor, group=self._of(made), group_src=source, tag=self._tag(made, about))
+        return self._of(made).recv([tensor], source, self._tag(made, about))
 
-    def _of(self, made: Action) -> dist.ProcessGroup | None:
-        return self._own.get((made.kind, made.stage // self._schedule.ranks), self._group)
+    def _of(self, made: Action) -> dist.ProcessGroup:
+        group = self._own[self._name(made)] if self._own else self._group
+        assert group is not None
+        return group
+
+    def _name(self, made: Action) -> tuple[Kind, int, bool]:
+        # From the last rank to the first, between chunks, is another direction: of two ranks it is the way back.
+        chunk, place = divmod(made.stage, self._ranks)
+        return made.kind, chunk, place == (self._ranks - 1 if made.kind is Kind.F else 0)
 
     def _tag(self, made: Action, about: bool) -> int:
-        number = made.micro_batch * self._schedule.stages + made.stage
+        number = made.micro_batch * self._stages + made.stage
         return FIRST_TAG + 4 * number + 2 * (made.kind is Kind.B) + about
+
+
+def _route(schedule: Schedule, action: Action) -> Route:
+    need, made = needs(schedule, action), made_by(action)
+    source = None if need is None else schedule.rank_of(need.stage)
+    return Route(need, source, made, None if made is None else _taker(schedule, made))
 
 
 def _taker(schedule: Schedule, made: Action) -> int | None:

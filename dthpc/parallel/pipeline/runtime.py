@@ -45,6 +45,7 @@ def execute(actions: Sequence[Action], worker: Worker, links: Links) -> None:
         Exception: what the worker raised, at once; or that a neighbour is gone or has sent nothing for as long as the
             process group waits.
     """
+    compute = {Kind.F: worker.forward, Kind.B: worker.backward, Kind.I: worker.input_backward}
     links.begin(actions, worker.sizes)
     try:
         for action in actions:
@@ -52,8 +53,7 @@ def execute(actions: Sequence[Action], worker: Worker, links: Links) -> None:
             if kind is Kind.W:
                 worker.weight_backward(stage, micro_batch)
                 continue
-            compute = {Kind.F: worker.forward, Kind.B: worker.backward, Kind.I: worker.input_backward}[kind]
-            links.send(action, compute(stage, micro_batch, links.receive(action)))
+            links.send(action, compute[kind](stage, micro_batch, links.receive(action)))
         links.finish()
     except BaseException:
         links.abandon()
