@@ -36,6 +36,8 @@ from dthpc.context import RankContext
 from dthpc.jobs.build import build_model
 from dthpc.jobs.train import run
 from dthpc.monitor.events import EventLog
+from dthpc.parallel.materialize import fill
+from dthpc.parallel.parts import whole_parts
 from dthpc.placement.identity import RankIdentity
 from dthpc.rundir import RunDir
 from dthpc.train.callbacks import Callback, StepRecord
@@ -81,7 +83,8 @@ class HandWritten:
 
     def __init__(self, config: Any, data: Any, identity: RankIdentity) -> None:
         self.config = config
-        model = build_model(config, data, torch.device("cpu"))
+        model = build_model(config, data)
+        fill([model], whole_parts([model]), config.run.seed, torch.device("cpu"))
         self.model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         optim = config.optim
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=optim.lr, weight_decay=optim.weight_decay, fused=True)

@@ -148,16 +148,13 @@ class ParallelModel:
 
     def forward_backward(
         self, parts: Sequence[tuple[Any, Any]], targets: Callable[[], int], check: Check | None
-    ) -> tuple[float, int | None]:
-        """Make the passes of a step; gradients add up in `shards`.
+    ) -> None:
+        """Make the passes of a step; gradients add up in `shards`, and `result` tells the losses.
 
         Args:
             parts: inputs and targets of the micro-batches.
             targets: number of targets of the global batch; asked before the first backward pass, and may raise.
             check: looks at what the loss returned.
-
-        Returns:
-            Sum of losses, and how many targets they counted; None where another stage computes them.
         """
         self.checked.check = check
         plan = self.schedule
@@ -166,6 +163,12 @@ class ParallelModel:
         share = 1 if self.outer is None else self.mesh.size("replicate")
         self.worker.begin(self._numbered(parts), actions, lambda: targets() / (self.scaler.scale * share))
         execute(actions, self.worker, self.links)
+
+    def result(self) -> tuple[float, int | None]:
+        """Sum of the step's losses, and how many targets they counted; None where another stage computes them.
+
+        Waits for the device.
+        """
         return self.worker.loss, self.worker.counted if self.holds_last_stage else None
 
     @property

@@ -73,16 +73,18 @@ def forward_backward(
     try:
         if model.layout.pp > 1 or (model.layout.zero < 3 and not rows(batch.inputs)):
             gate.open()
-        total, counted = model.forward_backward(parts, gate.open, check_result if first else None)
+        model.forward_backward(parts, gate.open, check_result if first else None)
         gate.open()
     except _StopAgreed:
         assert gate.agreed is not None
         model.abandon_step(copies)
         return gate.agreed, 0.0
     assert gate.agreed is not None
+    model.finish_step()
+    # Only now is the device waited for, when all of the step's work has been handed to it.
+    total, counted = model.result()
     if counted is not None:
         _check_count(model.loss, batch.targets, counted)
-    model.finish_step()
     return gate.agreed, total if model.counts_loss else 0.0
 
 

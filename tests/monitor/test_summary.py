@@ -51,6 +51,14 @@ def test_what_was_not_recorded_is_left_out(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines] == ["finished", "folder", "details", "go"]
 
 
+def test_memory_and_loss_scale_have_their_lines(tmp_path: Path) -> None:
+    end = {"kind": "train_end", "step": 3, "state_bytes": 3 * 2**20, "loss_scale": 1024.0, "skipped_steps": 1}
+    lines = summary_lines(RunDir(tmp_path / "demo"), fold([end]), None, attempts=1)
+    told = {line[:10].strip(): line[10:].strip() for line in lines}
+    assert told["memory"] == "3.0 MiB of parameters, gradients and optimizer state on rank 0"
+    assert told["loss scale"] == "1024, 1 update left out"
+
+
 def test_a_model_worse_than_the_baseline_is_told_so(tmp_path: Path) -> None:
     worse = {"kind": "eval", "step": 1, "loss": 3.0, "bits_per_byte": 4.0, "bigram_bits_per_byte": 3.5}
     lines = summary_lines(RunDir(tmp_path / "demo"), fold([worse]), None, attempts=1)

@@ -39,7 +39,7 @@ def squares(outputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor,
 
 def spread(model: nn.Module, loss: Any, **groups: Any) -> ParallelModel:
     """A model in the layout of a configuration."""
-    config = make_config(**groups)
+    config = make_config(**{"model": {"layers": 4}, **groups})
     return parallelize(model, loss, make_mesh(Layout.resolve(config, _size()), "cpu"), config, CPU)
 
 

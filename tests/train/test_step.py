@@ -115,7 +115,7 @@ def test_buffers_keep_what_a_step_did_to_them() -> None:
 
 @pytest.mark.parametrize("stop", [None, "SIGTERM"])
 def test_a_rank_without_samples_still_hears_what_was_agreed(stop: str | None) -> None:
-    model = build()
+    model = build(parallel={"allow_unused": True})
     given = batch()
     empty = StepBatch(given.inputs[:0], given.targets[:0], 4, 0.0)
     agreed, total = step(model, empty, targets=9, stop=stop)
