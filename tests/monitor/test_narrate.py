@@ -49,21 +49,30 @@ def test_silence_is_said_instead_of_an_eta() -> None:
         ),
         ({"kind": "ranks_ready", "world_size": 1}, "1 rank met"),
         (
-            {"kind": "train_start", "total_steps": 9, "params": 1000, "layout": "pp=2 (1f1b) dp=2", "precision": "bf16"},
-            "training 1000 parameters, 9 steps, pp=2 (1f1b) dp=2, bf16",
+            {
+                "kind": "train_start",
+                "total_steps": 9,
+                "params": 1000,
+                "layout": "pp=2 (1f1b) dp=2",
+                "precision": "bf16",
+            },
+            "training 1.00k parameters, 9 steps, pp=2 (1f1b) dp=2, bf16",
         ),
         (
             {"kind": "train_start", "total_steps": 9, "params": 1000, "layout": "dp=1", "precision": "fp32"},
-            "training 1000 parameters, 9 steps",
+            "training 1.00k parameters, 9 steps",
         ),
         (
             {
                 "kind": "memory",
                 "rank": 0,
-                **{"parameters": 4 * 2**20, "gradients": 4 * 2**20, "optimizer": 8 * 2**20},
+                "parameters": 4 * 2**20,
+                "gradients": 4 * 2**20,
+                "optimizer": 8 * 2**20,
                 "expected": {"parameters": 4 * 2**20, "gradients": 4 * 2**20, "optimizer": 7 * 2**20},
             },
-            "rank 0 holds 16.0 MiB (by formula 15.0 MiB): parameters 4.0 MiB, gradients 4.0 MiB, optimizer state 8.0 MiB",
+            "rank 0 holds 16.0 MiB (by formula 15.0 MiB): parameters 4.00 MiB, gradients 4.00 MiB, "
+            "optimizer state 8.00 MiB",
         ),
         (
             {"kind": "eval", "step": 100, "loss": 2.3, "bits_per_byte": 3.33, "bigram_bits_per_byte": 3.41},

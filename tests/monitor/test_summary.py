@@ -55,7 +55,7 @@ def test_memory_and_loss_scale_have_their_lines(tmp_path: Path) -> None:
     end = {"kind": "train_end", "step": 3, "state_bytes": 3 * 2**20, "loss_scale": 1024.0, "skipped_steps": 1}
     lines = summary_lines(RunDir(tmp_path / "demo"), fold([end]), None, attempts=1)
     told = {line[:10].strip(): line[10:].strip() for line in lines}
-    assert told["memory"] == "3.0 MiB of parameters, gradients and optimizer state on rank 0"
+    assert told["memory"] == "3.00 MiB of parameters, gradients and optimizer state on rank 0"
     assert told["loss scale"] == "1024, 1 update left out"
 
 
