@@ -55,7 +55,7 @@ class TensorAxis:
         """Sum a contiguous tensor over the axis, in place."""
         if not x.numel():
             return lambda: x
-        pending = collectives.all_reduce(x, self.group)
+        pending = collectives.all_reduce(x.view(-1), self.group)
 
         def finish() -> Tensor:
             pending.wait()
