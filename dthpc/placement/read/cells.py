@@ -92,7 +92,10 @@ def split(text: str) -> Line:
     text = text.replace("│", "|").replace("┃", "|").replace("\\_", "_").replace("`", "")
     table = text.count("|") >= 2
     if table:
-        text = "\t".join(cell.strip() for cell in text.strip().removeprefix("|").removesuffix("|").split("|"))
+        text = text.strip()
+        # Without a rule at the end, one at the start stands behind an empty first cell.
+        inner = text[1:-1] if text.startswith("|") and text.endswith("|") else text
+        text = "\t".join(cell.strip() for cell in inner.split("|"))
     for phrase, label in _PHRASES:
         text = phrase.sub(label, text)
     if "\t" in text:

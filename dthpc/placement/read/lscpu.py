@@ -30,7 +30,7 @@ def read_lscpu(text: str, where: str = "lscpu") -> Topology:
     text = clean(text)
     if text.lstrip().startswith("{"):
         return _from_json(text, where)
-    if re.search(r"^\s*CPU\b[ \t]+(?:[A-Z0-9:]+[ \t]*)+$", text, re.M):
+    if re.search(r"^\s*CPU[ \t]+(?:[A-Z][\w:]*[ \t]*)+$", text, re.M):
         return _from_table(*_table(text, where), where)
     if re.search(r"^# ?CPU,", text, re.M):
         return _from_table(*_parsable(text), where)

@@ -29,6 +29,9 @@ from dthpc.placement.read.text import refuse
 
 INSTEAD = "save the output itself (`nvidia-smi topo -m > topo.txt`), with its tabs and whole lines"
 
+_RULE = re.compile(r"[^|+]*[|+]?[-=+:|_ ]*-{3}[-=+:|_ ]*")
+"""A line that only parts others, perhaps behind a prefix."""
+
 
 @dataclass
 class Row:
@@ -42,6 +45,8 @@ class Row:
     """What stands under the labels (`LABELS`); absent values are left out."""
 
     whole: bool = True
+    width: int = 0
+    """Number of words behind the cells, absent ones (N/A) among them."""
 
 
 @dataclass
@@ -93,15 +98,14 @@ def read_matrices(text: str, where: str) -> list[Matrix]:
         UserError: a matrix cannot be read without guessing.
     """
     lines = [strip_prefix(line) for line in text.split("\n")]
-    found = [_Reader(block, where).read() for block in _blocks(lines)]
-    return [matrix for matrix in found if matrix.rows]
+    return [_Reader(block, where).read() for block in _blocks(lines) if block.rows]
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
     block: _Block | None = None
     for number, line in enumerate(lines):
         words = [word for word in split(line).words if word]
-        if not words or set("".join(words)) <= set("-=+:|_"):
+        if not words or _RULE.fullmatch(line):
             continue
         if block is not None and _starts_row(words):
             block.rows.append([line])
@@ -129,18 +133,26 @@ def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
 def _is_header(words: Sequence[str]) -> bool:
     rest = [word for word in words if word not in LABELS]
     named = [word for word in rest if is_device(word)]
-    return bool(named) and re.fullmatch(ACCELERATOR, named[0]) is not None and all(_in_header(word) for word in rest)
+    return (
+        bool(named)
+        and re.fullmatch(ACCELERATOR, named[0]) is not None
+        and all(map(_in_header, rest[:-1]))
+        and _piece(rest[-1])
+    )
 
 
 def _in_header(word: str) -> bool:
-    # The beginnings of labels stand at the end of a header that was wrapped or cut.
-    return is_device(word) or bool(re.fullmatch(r"CPU|NUMA|GPU|ID|Affi?n?i?t?y?|NI?C?|G|GP|\d+", word))
+    # Pieces of labels stand where a header was wrapped or cut between their words.
+    return is_device(word) or word in ("CPU", "Affinity", "NUMA", "GPU", "ID", *LABELS)
+
+
+def _piece(word: str) -> bool:
+    """Whether a word can be a piece of a name or of a label, at the end of a line that was broken within it."""
+    return re.fullmatch(r"[\w.-]+", word) is not None
 
 
 def _continues_header(words: Sequence[str]) -> bool:
-    return all(
-        _in_header(word) or word in LABELS or word in ("inity", "nity", "ity", "ffinity", "finity") for word in words
-    )
+    return _piece(words[0]) and _piece(words[-1]) and all(map(_in_header, words[1:-1]))
 
 
 def _starts_row(words: Sequence[str]) -> bool:
@@ -275,7 +287,7 @@ class _Reader:
         if have < wanted:
             return self._short_row(name, cells, words[have:], line, last)
         tail, whole = self._tail(words[have:], starts[have - 1 :], line, header, last)
-        return Row(name, cells, tail, whole)
+        return Row(name, cells, tail, whole, sum(bool(word) for word in words[have:]))
 
     def _short_row(self, name: str, cells: list[str | None], rest: list[str], line: Line, last: bool) -> Row:
         if last and (not rest or (len(rest) == 1 and self._begins_level(rest[0]))):
@@ -374,10 +386,23 @@ class _Reader:
         for row in matrix.rows.values():
             if len(row.cells) < len(matrix.columns):
                 row.cells += [None] * (len(matrix.columns) - len(row.cells))
+        self._check_end()
         lost = [name for name in matrix.columns if name not in matrix.rows and re.fullmatch(ACCELERATOR, name)]
         if lost:
             matrix.complete = False
             self._note(f"the rows of {', '.join(lost)} are missing")
+
+    def _check_end(self) -> None:
+        """A text that ends within the affinities of its last row: the last value may be cut, as 4 of 47."""
+        rows = [row for row in self.matrix.rows.values() if re.fullmatch(ACCELERATOR, row.name)]
+        if not rows or not self.block.ends_text or list(self.matrix.rows.values())[-1] is not rows[-1]:
+            return
+        last, usual = rows[-1], min((row.width for row in rows[:-1] if row.whole), default=0)
+        if last.width < usual or not last.whole:
+            if last.tail and last.whole:
+                last.tail.popitem()
+            self.matrix.complete = False
+            self._note(f"the text is cut within the row of {last.name}")
 
     def _check_pairs(self, row: Row) -> None:
         for other, cell in zip(self.matrix.columns, row.cells, strict=False):
