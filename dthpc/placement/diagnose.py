@@ -44,7 +44,7 @@ def diagnose(topology: Topology, plan: NodePlan | None = None) -> list[Problem]:
 
     Args:
         topology: of the node.
-        plan: its placement, which tells which NICs matter.
+        plan: its placement, which tells which GPUs matter.
     """
     found = [
         *_ports(topology),
@@ -67,7 +67,7 @@ def _ports(topology: Topology) -> Iterator[Problem]:
                 state = f" ({port.physical})" if port.physical else ""
                 name = nic.name if len(nic.ports or ()) == 1 else f"{nic.name} port {port.number}"
                 fix = f"check its cable and the switch's port (`ibstat {nic.name}`), or leave the node out"
-                others = any(other.up for other in _fabric_like(topology) if other.kind == nic.kind)
+                others = any(other.up for other in _fabric_like(topology))
                 severity = "warning" if others else "error"
                 yield Problem(severity, f"{name} is {port.state}{state}", "no rank can send over it", fix)
 
@@ -93,8 +93,9 @@ def _rates(topology: Topology) -> Iterator[Problem]:
 
 
 def _far_gpus(topology: Topology, plan: NodePlan | None) -> Iterator[Problem]:
-    nics = [choice.nic for place in plan.places for choice in place.nics] if plan else list(topology.nics or ())
-    gpus = compute_gpus(topology)
+    nics = [nic for nic in _fabric_like(topology) if nic.up is not False]
+    used = {unit.gpu.key for place in plan.places for unit in place.units} if plan is not None else None
+    gpus = [gpu for gpu in compute_gpus(topology) if used is None or gpu.key in used]
     levels = {gpu.key: [topology.level(gpu, nic) for nic in nics] for gpu in gpus}
     far = [key for key, found in levels.items() if found and set(found) == {"SYS"}]
     if far:
@@ -183,8 +184,6 @@ def _doubts(topology: Topology) -> Iterator[Problem]:
         yield Problem("warning", str(conflict), "one of the two is wrong", "look at the machine, or leave one text out")
     if not topology.complete:
         yield Problem("warning", "the text was cut", "devices may be missing", "record it again, whole")
-    for note in topology.notes:
-        yield Problem("note", note.rstrip("."), "it was read so", "look at the text if that is wrong")
 
 
 def _fabric_like(topology: Topology) -> Sequence[Nic]:

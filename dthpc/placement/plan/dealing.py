@@ -163,7 +163,7 @@ def _nodes(nodes: Sequence[int | None]) -> str:
 
 
 def _borrow(topology: Topology, seats: Seats, shares: Sequence[Share], taken: set[CoreSeat], cap: int | None) -> None:
-    """Give ranks without a core, and those below what was asked, the nearest cores that nobody has; else share."""
+    """Give ranks without a core, and those below what was asked, the nearest cores that nobody has."""
     free = [core for core in seats.cores if core not in taken]
     away = {share.node: distances_from(topology, share.node) for share in shares}
     for had in range(cap or 1):
@@ -174,9 +174,18 @@ def _borrow(topology: Topology, seats: Seats, shares: Sequence[Share], taken: se
                 share.cores.append(core)
                 if core.numa != share.node and "; more from" not in share.why:
                     share.why += f"; more from {_nodes([core.numa])}"
-    empty = [share for share in shares if not share.cores]
-    for number, share in enumerate(empty):
-        share.cores = [share.home[number % len(share.home)]]
+    _level(shares)
     for share in shares:
         users = sum(1 for other in shares if share.cores[0] in other.cores)
         share.shared = users if users > 1 else 0
+
+
+def _level(shares: Sequence[Share]) -> None:
+    """Give ranks that still have no core one of whoever has most; where all have one, they share."""
+    for number, share in enumerate([share for share in shares if not share.cores]):
+        richest = max(shares, key=lambda other: (len(other.cores), -other.rank))
+        if len(richest.cores) > 1:
+            share.cores = [richest.cores.pop()]
+            share.why += f"; all taken, one is given up by rank {richest.rank}"
+        else:
+            share.cores = [share.home[number % len(share.home)]]

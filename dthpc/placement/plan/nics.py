@@ -126,8 +126,9 @@ def _why(
     if not chosen:
         return "no NIC that carries ranks is known"
     if not names:
-        told = "none is near" if level == "SYS" else "how near they are is not told"
-        return f"{told} to {sender.name}; least load"
+        if level == "SYS":
+            return f"none is near to {sender.name}; the one with the least load"
+        return f"which is near to {sender.name} is not told; the one with the least load"
     if len(group) == 1:
         return f"{level} to {sender.name}, its own"
     alike = "ranks " + ", ".join(str(rank) for rank in sorted(s.rank for s in group))

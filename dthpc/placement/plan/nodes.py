@@ -60,12 +60,12 @@ def decide_nodes(nodes: Sequence[tuple[str, Topology]], wish: Wish) -> Plan:
     for name, topology in nodes:
         plan = by_object.get(id(topology))
         if plan is None:
-            plan = by_object[id(topology)] = _plan_of_kind(name, topology, wish, kinds)
+            plan = by_object[id(topology)] = _plan_of_kind(name if len(nodes) > 1 else None, topology, wish, kinds)
         planned.append((name, plan))
     return Plan(tuple(planned))
 
 
-def _plan_of_kind(name: str, topology: Topology, wish: Wish, kinds: list[tuple[Topology, NodePlan]]) -> NodePlan:
+def _plan_of_kind(name: str | None, topology: Topology, wish: Wish, kinds: list[tuple[Topology, NodePlan]]) -> NodePlan:
     # Where it was read says nothing of what the node is.
     bare = replace(topology, host=None, sources=(), notes=(), conflicts=())
     for known, plan in kinds:
@@ -74,6 +74,8 @@ def _plan_of_kind(name: str, topology: Topology, wish: Wish, kinds: list[tuple[T
     try:
         plan = decide(topology, wish)
     except UserError as error:
+        if name is None:
+            raise
         raise UserError(f"node {name}: {error.why}", key=error.key, value=error.value, instead=error.instead) from error
     kinds.append((bare, plan))
     return plan

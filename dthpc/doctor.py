@@ -1,0 +1,181 @@
+"""`python -m dthpc.doctor`: this node, or a recorded one: its topology, where ranks would go, what is wrong with it.
+
+No torch, no Hydra. With `--topology FILE` it plans for a machine that one is not on, whatever kind of text FILE holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from dthpc.errors import UserError
+from dthpc.monitor.table import print_lines
+from dthpc.placement.cpuset import parse_cpus
+from dthpc.placement.diagnose import Problem, diagnose
+from dthpc.placement.diagnose_node import diagnose_node
+from dthpc.placement.draw import draw
+from dthpc.placement.plan.here import visible_words
+from dthpc.placement.plan.nodes import Plan, decide_nodes
+from dthpc.placement.plan.units import units_of
+from dthpc.placement.plan.wish import RESERVE, SMT, Wish
+from dthpc.placement.read.combine import combine
+from dthpc.placement.read.live import read_live
+from dthpc.placement.read.recognise import read_path, read_text
+from dthpc.placement.table import print_placement
+from dthpc.placement.topology import Topology
+
+EXIT_PROBLEMS = 1
+EXIT_USER_ERROR = 2
+
+SCHEMA = 1
+"""Version of the JSON object."""
+
+_EPILOG = f"""\
+--topology takes what `nvidia-smi topo -m`, `lstopo --of xml`, `lscpu`, `numactl -H`, `rocm-smi --showtopo`, `ibstat`,
+`scontrol show node`, NCCL (its topology file) and others print, or a recorded /sys; several
+of them tell more of one node.
+
+exit codes: 0 fine; {EXIT_PROBLEMS} an error was found on the node; {EXIT_USER_ERROR} texts or demands do not fit
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look at a node.
+
+    Args:
+        argv: words of the command line; those of the process by default.
+
+    Returns:
+        The exit code.
+    """
+    arguments = _parser().parse_args(argv)
+    try:
+        return _examine(arguments, sys.stdout)
+    except UserError as error:
+        if arguments.json:
+            told = {"key": error.key, "value": str(error.value), "why": error.why, "instead": error.instead}
+            print(json.dumps({"schema": SCHEMA, "errors": [told]}, indent=2))
+        print(f"dthpc: {error.message()}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m dthpc.doctor",
+        description="Show a node's topology, where ranks would go on it, and what is wrong with it.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add(
+        "--topology",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="texts of another node; -: standard input (default: this node)",
+    )
+    add("--ranks", type=int, metavar="N", help="ranks on the node (default: one a GPU, or one a memory node)")
+    add("--gpus", type=int, metavar="N", help="GPUs that the ranks use together (default: one each; 0: none)")
+    add("--cores-per-rank", type=int, metavar="N", help="cores of each rank (default: its share)")
+    add("--helpers", type=int, metavar="N", help="cores of each share for data loading and communication threads")
+    add("--smt", choices=SMT, default="one", help="hardware threads of a core (default: one)")
+    add(
+        "--reserve", metavar="CPUS", help="CPUs left alone, such as 0,8, or the word l3 or numa: the first core of each"
+    )
+    add("--cpus", metavar="CPUS", help="CPUs that may be used, such as 0-31 (default: all that are allowed)")
+    add("--visible", metavar="IDS", help="GPUs that may be used, as in CUDA_VISIBLE_DEVICES")
+    add("--nics", type=int, metavar="N", help="NICs of each rank (default: its share of the nearest)")
+    add("--axes", metavar="A=N,…", help="the layout from the innermost axis, such as tp=4,shard=2: who talks most")
+    add("--folder", type=Path, default=Path("runs"), help="where runs are written (default: runs)")
+    add("--json", action="store_true", help="print one JSON object: the topology read, the plan, the problems")
+    return parser
+
+
+def _examine(arguments: argparse.Namespace, out: TextIO) -> int:
+    live = arguments.topology is None
+    topology = read_live() if live else combine([_read(path) for path in arguments.topology])
+    wish = _wish(arguments, topology, live)
+    plan = decide_nodes([(topology.host or "node", topology)], wish)
+    problems = diagnose(topology, plan.nodes[0][1])
+    if live:
+        problems += diagnose_node(topology, arguments.folder)
+    if arguments.json:
+        _print_json(topology, plan, problems, out)
+    else:
+        _print(topology, plan, problems, out)
+    return EXIT_PROBLEMS if any(problem.severity == "error" for problem in problems) else 0
+
+
+def _read(path: Path) -> Topology:
+    return read_text(sys.stdin.read(), "standard input") if str(path) == "-" else read_path(path)
+
+
+def _wish(arguments: argparse.Namespace, topology: Topology, live: bool) -> Wish:
+    visible = arguments.visible.split(",") if arguments.visible else visible_words(os.environ) if live else None
+    words = arguments.reserve in RESERVE
+    return Wish(
+        ranks=_ranks(topology, visible) if arguments.ranks is None else arguments.ranks,
+        gpus=arguments.gpus,
+        cores_per_rank=arguments.cores_per_rank,
+        helpers=arguments.helpers,
+        smt=arguments.smt,
+        reserved=frozenset() if arguments.reserve is None or words else parse_cpus(arguments.reserve, "--reserve"),
+        reserve=arguments.reserve if words else None,
+        nics=arguments.nics,
+        allowed=None if arguments.cpus is None else parse_cpus(arguments.cpus, "--cpus"),
+        visible=visible,
+        axes=_axes(arguments.axes),
+    )
+
+
+def _ranks(topology: Topology, visible: Sequence[str] | None) -> int:
+    """One a GPU; without GPUs, one a memory node that has CPUs."""
+    return len(units_of(topology, 0, visible)) or sum(1 for node in topology.numa or () if node.cpus) or 1
+
+
+def _axes(text: str | None) -> list[tuple[str, int]]:
+    axes = []
+    for word in text.split(",") if text else ():
+        name, _, degree = word.partition("=")
+        if not degree.isdigit() or int(degree) < 1:
+            raise UserError(f"{word!r} is no axis with its degree", key="--axes", value=text, instead="tp=4,shard=2")
+        axes.append((name.strip(), int(degree)))
+    return axes
+
+
+def _print(topology: Topology, plan: Plan, problems: Sequence[Problem], out: TextIO) -> None:
+    print_lines(out, draw(topology))
+    if topology.sources:
+        print_lines(out, "read from: " + ", ".join(f"{source.kind} ({source.where})" for source in topology.sources))
+    print_lines(out, "\nPlacement")
+    print_placement(out, plan)
+    print_lines(out, "\nProblems")
+    for problem in problems:
+        print_lines(out, f"  {problem.severity}: {problem.what}: {problem.why}\n    fix: {problem.fix}")
+    if not problems:
+        print_lines(out, "  none found")
+    for note in topology.notes:
+        print_lines(out, f"  note: {note}")
+
+
+def _print_json(topology: Topology, plan: Plan, problems: Sequence[Problem], out: TextIO) -> None:
+    value = {
+        "schema": SCHEMA,
+        "topology": topology.to_json(),
+        "plan": plan.nodes[0][1].to_json(),
+        "problems": [problem.to_json() for problem in problems],
+    }
+    out.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from dthpc.config.schema import PlacementConfig
+from dthpc.errors import UserError
+from dthpc.placement.cpuset import format_cpus, format_mask
+from dthpc.placement.plan.here import plan_here, read_wish, step_cpus, visible_words
+from dthpc.placement.plan.wish import Wish
+from dthpc.placement.topology import Topology
+from tests.placement import nodes
+
+HERE = frozenset(os.sched_getaffinity(0))
+
+
+def widened(topology: Topology) -> tuple[Topology, dict[str, str]]:
+    """A topology of which this machine's CPUs are a part, and the environment of a step that may use all of it."""
+    masks = ",".join(map(format_mask, (HERE, topology.existing or ())))
+    return topology, {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": masks}
+
+
+def test_the_wish_of_a_configuration() -> None:
+    config = PlacementConfig(reserve="0,8", smt="all", cores_per_rank=4)
+    degrees = {"pp": 1, "replicate": 1, "shard": 4, "cp": 1, "tp": 2}
+    wish = read_wish(config, 8, 8, degrees, ["pp", "replicate", "shard", "cp", "tp"])
+    assert wish == Wish(8, 8, cores_per_rank=4, smt="all", reserved=frozenset({0, 8}), axes=(("tp", 2), ("shard", 4)))
+    assert read_wish(PlacementConfig(reserve="l3"), 1, None, {}, []).reserve == "l3"
+    with pytest.raises(UserError, match=r"placement\.reserve"):
+        read_wish(PlacementConfig(reserve="first"), 1, None, {}, [])
+    with pytest.raises(UserError, match=r"placement\.smt"):
+        read_wish(SimpleNamespace(**{**vars(PlacementConfig()), "smt": "two"}), 1, None, {}, [])
+
+
+def test_masks_that_srun_gave_to_its_tasks_are_put_together() -> None:
+    env = {"SLURM_CPU_BIND_TYPE": "mask_cpu:", "SLURM_CPU_BIND_LIST": "0x3,0xC"}
+    assert step_cpus(env, {0, 1}) == {0, 1, 2, 3}
+    # Of another step, of another kind, damaged: what this process may use counts.
+    assert step_cpus(env, {8}) == {8}
+    assert step_cpus({**env, "SLURM_CPU_BIND_TYPE": "cores"}, {0}) == {0}
+    assert step_cpus({**env, "SLURM_CPU_BIND_LIST": "0xZZ"}, {0}) == {0}
+
+
+def test_all_ranks_of_a_node_find_the_same_plan() -> None:
+    topology, env = widened(nodes.mi250x())
+    plans = [plan_here(topology, Wish(8, 8), rank, env) for rank in range(8)]
+    assert all(plan == plans[0][0] for plan, _ in plans)
+    assert [place for _, place in plans] == list(range(8))
+    assert format_cpus(plans[0][0].places[0].near or ()) == "48-63,112-127"
+
+
+def test_a_rank_that_is_shown_one_gpu_finds_its_place_by_it() -> None:
+    topology, env = widened(nodes.mi250x())
+    for rank, gpu in ((0, 4), (1, 0)):
+        shown = [replace(each, compute=each.index == gpu or None) for each in topology.gpus or ()]
+        seen = replace(topology, gpus=tuple(shown))
+        plan, mine = plan_here(seen, Wish(8, 8), rank, {**env, "ROCR_VISIBLE_DEVICES": str(gpu)})
+        assert [unit.name for unit in plan.places[mine].units] == [f"GPU{gpu}"]
+        assert len({cpu for place in plan.places for cpu in place.cpus or ()}) == 64
+
+
+def test_gpus_of_other_jobs_are_left_out() -> None:
+    topology, env = widened(nodes.mi250x())
+    plan, mine = plan_here(topology, Wish(2, 2), 1, {**env, "ROCR_VISIBLE_DEVICES": "2,6"})
+    assert [place.units[0].name for place in plan.places] == ["GPU2", "GPU6"]
+    assert mine == 1
+
+
+def test_the_first_variable_that_restricts_counts() -> None:
+    assert visible_words({}) is None
+    assert visible_words({"CUDA_VISIBLE_DEVICES": ""}) is None
+    assert visible_words({"CUDA_VISIBLE_DEVICES": "2,3", "ROCR_VISIBLE_DEVICES": "0"}) == ["2", "3"]

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dthpc.errors import UserError
+from dthpc.placement.plan.nodes import decide_nodes, order_by_switch
+from dthpc.placement.plan.wish import Wish
+from tests.placement import nodes
+
+
+def test_nodes_alike_are_planned_once() -> None:
+    one, other = nodes.polaris(), nodes.perlmutter()
+    listed = [(f"n{i}", replace(one if i % 3 else other, host=f"n{i}")) for i in range(9)]
+    plan = decide_nodes(listed, Wish(4))
+    assert len(plan.kinds) == 2
+    assert plan.nodes[1][1] is plan.nodes[2][1]
+    rows = list(plan.rows())
+    assert [(rank, node, place.local_rank) for rank, node, place in rows[4:6]] == [(4, "n1", 0), (5, "n1", 1)]
+    told = plan.to_json()
+    assert [node["kind"] for node in told["nodes"]] == [0, 1, 1] * 3
+    assert len(told["kinds"]) == 2
+
+
+def test_thousands_of_nodes_cost_what_their_kinds_cost() -> None:
+    kinds = [nodes.dgx_a100(), nodes.mi250x()]
+    listed = [(f"n{i}", replace(kinds[i % 2], host=f"n{i}")) for i in range(4096)]
+    plan = decide_nodes(listed, Wish(8))
+    assert len(plan.kinds) == 2
+    assert sum(1 for _ in plan.rows()) == 8 * 4096
+
+
+def test_a_node_that_does_not_fit_is_named() -> None:
+    with pytest.raises(UserError, match=r"node n2: 4 GPUs are visible"):
+        decide_nodes([("n1", nodes.dgx_a100()), ("n2", nodes.polaris())], Wish(8, gpus=8))
+
+
+def test_nodes_under_one_switch_stand_together() -> None:
+    switches = {"s1": ["n1", "n3", "n5"], "s2": ["n2", "n4"]}
+    assert order_by_switch(["n4", "n9", "n3", "n2", "n1"], switches) == ["n4", "n2", "n3", "n1", "n9"]
+    assert order_by_switch(["b", "a"], {}) == ["b", "a"]
