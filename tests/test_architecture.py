@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "dthpc"
 PICTURE = [
     ["__main__"],
     ["cli"],
-    ["submit", "status"],
+    ["submit", "status", "doctor"],
     ["launch"],
     ["watch"],
     ["attempt"],
