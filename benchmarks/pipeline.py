@@ -52,20 +52,29 @@ TARGET = 1.03
 
 
 class Sleep(torch.autograd.Function):
-    """Sleeps in both directions; the weights' part of the backward pass is left out while `store` takes it."""
+    """Takes its time in both directions; the weights' part of the backward pass is left out while `store` takes it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, share: float, store: WeightStore | None) -> Tensor:
+        started = time.perf_counter()
         ctx.share, ctx.store, ctx.like = share, store, weight
-        time.sleep(FORWARD * share)
-        return x + 1
+        output = x + 1
+        sleep_until(started + FORWARD * share)
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        started = time.perf_counter()
         deferring = ctx.store is not None and ctx.store.deferring
-        time.sleep((INPUT + (0 if deferring else WEIGHT)) * ctx.share)
         # torch.distributed.pipelining takes no gradients that are expanded.
-        return gradient.clone(), torch.zeros_like(ctx.like), None, None
+        results = gradient.clone(), torch.zeros_like(ctx.like), None, None
+        sleep_until(started + (INPUT + (0 if deferring else WEIGHT)) * ctx.share)
+        return results
+
+
+def sleep_until(moment: float) -> None:
+    """Return at that time of `perf_counter`."""
+    time.sleep(max(0.0, moment - time.perf_counter()))
 
 
 class SleepingStage(nn.Module):

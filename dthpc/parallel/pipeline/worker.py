@@ -148,18 +148,20 @@ class ModuleWorker:
             x.requires_grad_()
         self._select(micro_batch)
         with self._gradients.forward(self._numbers[stage]), self._autocast():
-            output: Tensor = self._chunks[stage](batch.inputs if stage == 0 else x)
+            output: Any = self._chunks[stage](batch.inputs if stage == 0 else x)
             if stage == self._last:
                 total, count = self._loss(output, batch.targets)
                 self._totals.append(total.detach().reshape(()))
                 self._counts.append(count)
                 self._hold(stage, micro_batch, _Held(x, total, []))
                 return None
-        form_of(output, batch.rows, stage)
+        if not isinstance(output, Tensor):
+            form_of(output, batch.rows, stage)
         arriving: list[Tensor] = []
         end = _End.apply(output, arriving) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
         self._hold(stage, micro_batch, _Held(x, end, arriving))
-        return output.detach()
+        detached: Tensor = output.detach()
+        return detached
 
     def backward(self, stage: int, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
         """Differentiate a forward pass; returns the gradient of its input."""
