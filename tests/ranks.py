@@ -143,9 +143,8 @@ def _serve(connection: Connection) -> None:
             if dist.is_initialized():
                 dist.destroy_process_group()
             # Each group has threads that wake up a hundred times a second, until the last reference to it is gone.
-            gc.collect()
-            # What still holds groups in a cycle would keep their threads, hundreds after some tasks, and those poll.
-            gc.collect()
+            while gc.collect():
+                pass
         if answer is not None:
             connection.send(answer)
 
