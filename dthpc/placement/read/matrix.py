@@ -107,7 +107,10 @@ def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
         words = [word for word in split(line).words if word]
         if not words or _RULE.fullmatch(line):
             continue
-        if block is not None and _starts_row(words):
+        if block is not None and block.rows and len(words) > 1 and _is_header(words):
+            yield block
+            block = _Block(number, [line])
+        elif block is not None and _starts_row(words):
             block.rows.append([line])
         elif block is not None and block.rows and _goes_on(words):
             block.rows[-1].append(line)
@@ -253,9 +256,8 @@ class _Reader:
                 continue
             if row not in ways:
                 ways.append(row)
-        fullest = [row for row in ways if len(row.tail) == max(len(way.tail) for way in ways)]
-        if len(fullest) == 1:
-            return fullest[0]
+        if len(ways) == 1:
+            return ways[0]
         if not ways and last:
             return self._row_of_line(split(" ".join(lines)), header, last)
         why = "a wrapped row can be put together in several ways" if ways else "a wrapped row does not fit the header"
@@ -341,7 +343,7 @@ class _Reader:
         return found, not wrong
 
     def _spread(self, words: list[str], starts: list[int], line: Line, header: Line | None) -> list[str]:
-        """Fewer words than labels: find the empty places by where the words stand, or by what they can be."""
+        """Fewer words than labels: find the empty places by where the words stand."""
         labels = self.matrix.labels
         if any(isinstance(word, Glued) for word in words):
             raise self._refusal("values run into each other, so that their borders are not certain", line.text)
@@ -355,9 +357,6 @@ class _Reader:
         under = _by_header(words, starts[1:], header, labels)
         if under is not None:
             return under
-        known = [word for word in words if not is_absent(word)]
-        if words[: len(known)] == known and len(_numbers(known[0])) > 1 and ("-" in known[0] or "," in known[0]):
-            return words
         raise self._refusal("an empty place among the affinities cannot be told apart from the values", line.text)
 
     def _add(self, row: Row) -> None:
@@ -447,11 +446,6 @@ def _counts_up(names: Sequence[str]) -> bool:
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False:
             return False
     return True
-
-
-def _numbers(text: str) -> list[int]:
-    spans = (word.partition("-") for word in text.split(",") if word)
-    return [number for low, _, high in spans for number in range(int(low), int(high or low) + 1)]
 
 
 def _by_tab_stops(words: list[str], starts: list[int], line: Line, columns: int) -> list[str] | None:

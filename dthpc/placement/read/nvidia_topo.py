@@ -50,7 +50,10 @@ def _legend(text: str, main: Matrix, others: Sequence[Matrix], where: str) -> tu
     lines = text.split("\n")
     below = "\n".join(lines[main.last_line + 1 : end])
     names: dict[str, str] = {}
-    for place, name in _LEGEND.findall(below.replace("\\_", "_")):
+    entries = _LEGEND.findall(below.replace("\\_", "_"))
+    if entries and below.endswith(entries[-1][1]) and not _whole(entries):
+        entries.pop()
+    for place, name in entries:
         if names.setdefault(place, name) != name:
             raise refuse(where, f"the legend names {place} twice", f"{place}: {names[place]}, {place}: {name}", INSTEAD)
     twice = [name for name in names.values() if list(names.values()).count(name) > 1]
@@ -59,6 +62,14 @@ def _legend(text: str, main: Matrix, others: Sequence[Matrix], where: str) -> tu
     nameless = [name for name in main.columns if re.fullmatch(r"NIC\d+", name) and name not in names]
     notes = [f"the text does not tell the names of {', '.join(nameless)}"] if nameless else []
     return names, notes
+
+
+def _whole(entries: Sequence[tuple[str, str]]) -> bool:
+    """Whether the last name of a legend, at the very end of a text, is formed as the others are, and not cut."""
+    *others, last = (name for _, name in entries)
+    formed = re.fullmatch(r"mlx\d+_\w*\d" if "mlx".startswith(last[:3]) else r".*\d", last)
+    stems = {re.sub(r"\d+$", "", name) for name in others}
+    return formed is not None and last not in others and (not stems or re.sub(r"\d+$", "", last) in stems)
 
 
 def _topology(main: Matrix, others: Sequence[Matrix], names: dict[str, str], notes: list[str], where: str) -> Topology:
