@@ -57,6 +57,7 @@ def run(config: Any, context: RankContext) -> None:
         header=Header(_control_group(context)),
         saver=_make_saver(config, context, data),
     )
+    parallel.optimizer = training.optimizer
     _restore(training)
     training.callbacks = _make_callbacks(training)
     train(training)

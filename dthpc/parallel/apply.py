@@ -22,6 +22,7 @@ from dthpc.parallel.outer import OuterStep
 from dthpc.parallel.pipeline.links import Links
 from dthpc.parallel.pipeline.schedule import Kind, Schedule, build
 from dthpc.parallel.pipeline.stages import cut, deal
+from dthpc.parallel.pipeline.stash import StashingWorker, check_stash
 from dthpc.parallel.pipeline.weights import WeightStore, defer_weights
 from dthpc.parallel.pipeline.worker import ModuleWorker
 from dthpc.parallel.precision import Precision
@@ -73,6 +74,8 @@ def parallelize(
     passes, micro_batch = passes_of(config, mesh.layout)
     schedule = build(mesh.layout.schedule, mesh.layout.pp, mesh.layout.chunks, passes)
     checked = CheckedLoss(loss, split_loss(loss, chunks, mesh))
+    if schedule.stale:
+        check_stash(parts.values())
     worker = _worker(chunks, checked, schedule, mesh, shards, precision, dropout)
     return ParallelModel(
         chunks=chunks,
@@ -110,6 +113,7 @@ def _shard_options(config: Any, precision: Precision) -> ShardOptions:
         gradient_dtype=torch.bfloat16 if gradients.dtype == "bf16" else None,
         powersgd_rank=gradients.powersgd_rank,
         allow_unused=config.parallel.allow_unused,
+        stages_alone=config.parallel.schedule == "pipedream" and config.parallel.pp > 1,
     )
 
 
@@ -133,7 +137,8 @@ def _worker(
     store = WeightStore() if any(action.kind is Kind.W for action in schedule.actions[rank]) else None
     if store is not None:
         defer_weights(chunks, store)
-    return ModuleWorker(
+    kind = StashingWorker if schedule.stale else ModuleWorker
+    return kind(
         dict(zip(schedule.stages_of(rank), chunks, strict=True)),
         schedule.stages,
         loss,

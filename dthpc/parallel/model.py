@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +22,7 @@ from dthpc.parallel.parts import Parts
 from dthpc.parallel.pipeline.links import Links
 from dthpc.parallel.pipeline.runtime import execute
 from dthpc.parallel.pipeline.schedule import Action, Kind, Schedule, actions_of
+from dthpc.parallel.pipeline.stash import StashingWorker
 from dthpc.parallel.pipeline.worker import MicroBatch, ModuleWorker
 from dthpc.parallel.precision import Precision
 from dthpc.parallel.scaler import LossScaler
@@ -105,6 +106,13 @@ class ParallelModel:
     outer: OuterStep | None = None
     """Meetings of replicas that train by themselves; None: gradients are reduced over all replicas in every step."""
 
+    optimizer: torch.optim.Optimizer | None = field(default=None, init=False)
+    """Updates stages in the middle of a step, where the schedule has them do so (`pipedream`)."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.worker, StashingWorker):
+            self.worker.update = self.update_stage
+
     @property
     def layout(self) -> Layout:
         """The degrees."""
@@ -159,8 +167,10 @@ class ParallelModel:
         self.checked.check = check
         plan = self.schedule
         actions = actions_of(plan.name, self.mesh.index("pp"), plan.ranks, plan.chunks, len(parts)) if parts else ()
-        # Replicas that train on their own each take the mean over their share of the targets.
+        # Replicas that train on their own each take the mean over their share of the targets, and so do micro-batches
+        # that each make an update.
         share = 1 if self.outer is None else self.mesh.size("replicate")
+        share *= len(parts) if plan.stale else 1
         self.worker.begin(self._numbered(parts), actions, lambda: targets() / (self.scaler.scale * share))
         execute(actions, self.worker, self.links)
 
@@ -192,7 +202,8 @@ class ParallelModel:
 
     def finish_step(self) -> None:
         """Wait for the gradients' sums, and give every replica the first one's buffers, which are saved."""
-        self.shards.finish_step()
+        if not self.schedule.stale:
+            self.shards.finish_step()
         for axis in ("shard", "replicate") if self.outer is None else ("shard",):
             self._share_buffers(axis)
 
@@ -207,6 +218,15 @@ class ParallelModel:
         for buffer, copy in zip(self.buffers, copies, strict=True):
             buffer.copy_(copy)
 
+    def update_stage(self, stage: int, micro_batch: int) -> None:
+        """Update this rank's stage with one micro-batch's gradient, in the middle of a step."""
+        assert self.optimizer is not None
+        self.shards.finish_step()
+        self._step(self.optimizer)
+        if micro_batch + 1 < self.passes_of_largest:
+            self.shards.publish()
+            self.shards.begin_step()
+
     def update(self, optimizer: torch.optim.Optimizer, largest: float | None, last: bool = False) -> float:
         """Clip the gradients to a global norm, and update the parameters.
 
@@ -216,18 +236,20 @@ class ParallelModel:
             last: whether it is the run's last update, in which replicas that train by themselves become one.
 
         Returns:
-            The global norm before, the same on all ranks (of replicas that train by themselves: on those of one).
-            Where it is not finite, nothing is updated.
+            The global norm before, the same on all ranks (of replicas that train by themselves: on those of one; of
+            stages that were updated in the middle of the step: of their last gradients). Where it is not finite,
+            nothing is updated.
         """
         scale = self.scaler.scale
         norm = self.shards.norm().item() / scale
+        if self.schedule.stale:
+            self.shards.publish()
+            return norm
         if self.scaler.update(math.isfinite(norm)):
             clipping = largest / norm if largest is not None and norm > largest else 1.0
             if clipping != scale:
                 self.shards.scale(clipping / scale)
-            if self.offload.active:
-                self.shards.hand_over()
-            self.offload.step(optimizer)
+            self._step(optimizer)
         elif self.outer is None:
             return norm
         # Replicas meet also where one of them has left its update out.
@@ -235,6 +257,11 @@ class ParallelModel:
             self._share_buffers("replicate")
         self.shards.publish()
         return norm
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.offload.active:
+            self.shards.hand_over()
+        self.offload.step(optimizer)
 
     def _numbered(self, parts: Sequence[tuple[Any, Any]]) -> list[MicroBatch]:
         batches, first = [], self._first_sample

@@ -101,14 +101,14 @@ def train(t: Training) -> None:
             batch = next(loader)
             _send_header(t, batch)
             seed_step(seed, t.state.step, stream, device)
+            rate, scale = rate_of(t.state.step), t.model.scaler.scale
+            set_learning_rate(t.optimizer, rate)
             agreed, loss_sum = forward_backward(
                 t.model, batch, t.header, device, step=t.state.step, first=t.state.step == first
             )
             _settle(t, agreed)
             if agreed.stop is not None:
                 _stop(t, agreed.stop)
-            rate, scale = rate_of(t.state.step), t.model.scaler.scale
-            set_learning_rate(t.optimizer, rate)
             norm = t.model.update(t.optimizer, t.config.train.grad_clip, last=t.state.step + 1 == steps)
             _check_norm(t, norm)
             seconds = time.perf_counter() - began

@@ -35,17 +35,14 @@ Version = dict[nn.Parameter, nn.Parameter]
 class StashingWorker(ModuleWorker):
     """The worker of `schedule=pipedream`: gradients go where they always go, once for each micro-batch."""
 
-    def __init__(self, *arguments: Any, update: Callable[[int, int], None], **options: Any) -> None:
-        """Take what `ModuleWorker` takes, and what to do after each backward pass.
+    update: Callable[[int, int], None]
+    """What to do after each backward pass; set it before the first step. Called with stage and micro-batch when the
+    micro-batch's gradient has been added; finishes it, updates the stage's parameters in place, and zeroes the
+    gradients."""
 
-        Args:
-            arguments: see `ModuleWorker`.
-            update: called with stage and micro-batch when the micro-batch's gradient has been added; finishes it,
-                updates the stage's parameters in place, and zeroes the gradients.
-            options: see `ModuleWorker`.
-        """
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        """Take what `ModuleWorker` takes."""
         super().__init__(*arguments, **options)
-        self._update = update
         self._newest: dict[int, Version] = {}
         self._used: dict[tuple[int, int], Version] = {}
 
@@ -77,7 +74,7 @@ class StashingWorker(ModuleWorker):
         """Differentiate with the weights of the forward pass, then update the newest ones."""
         result = super().backward(stage, micro_batch, gradient)
         self._newest.pop(stage, None)
-        self._update(stage, micro_batch)
+        self.update(stage, micro_batch)
         return result
 
     def _adding(self, kind: Kind, stage: int, micro_batch: int) -> AbstractContextManager[Any]:

@@ -28,3 +28,6 @@ class ShardOptions:
 
     allow_unused: bool = False
     """Whether parameters may get no gradient in the first step."""
+
+    stages_alone: bool = False
+    """Whether pipeline ranks finish steps at times of their own (`pipedream`), so that none waits for all of them."""

@@ -15,10 +15,11 @@ from dthpc.parallel.sharding.bucket import Bucket
 class Unused:
     """Asks once, at the end of the first step, so that a layer that was left out of the model does not go unnoticed."""
 
-    def __init__(self, mesh: Mesh, allowed: bool) -> None:
+    def __init__(self, mesh: Mesh, allowed: bool, stages_alone: bool = False) -> None:
         self.names: list[str] = []
         self._mesh = mesh
         self._allowed = allowed
+        self._stages_alone = stages_alone
         self._asked = False
 
     def ask_once(self, buckets: Sequence[Bucket]) -> None:
@@ -52,7 +53,7 @@ class Unused:
     def _everywhere(self, device: torch.device) -> list[str]:
         """The names of all ranks."""
         world = self._mesh.world()
-        if world is None or (self._mesh.size("pp") == 1 and self._mesh.size("tp") == 1):
+        if world is None or self._stages_alone or (self._mesh.size("pp") == 1 and self._mesh.size("tp") == 1):
             return sorted(self.names)
         count = torch.tensor(len(self.names), device=device)
         dist.all_reduce(count, group=world)

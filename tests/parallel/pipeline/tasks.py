@@ -309,7 +309,8 @@ def piped_with_stash(rank: int, case: Case, ranks: int, steps: int) -> tuple[dic
         optimizer.step()
         optimizer.zero_grad()
 
-    worker = StashingWorker({rank: chunk}, ranks, summed_loss, update=update)
+    worker = StashingWorker({rank: chunk}, ranks, summed_loss)
+    worker.update = update
     links = Links(schedule, mesh.group("pp"), torch.device("cpu"))
     for _ in range(steps):
         worker.begin(batches_of(case.rows, case.lengths), schedule.actions[rank], lambda: case.divisor / len(case.rows))
