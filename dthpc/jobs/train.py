@@ -135,6 +135,8 @@ def _restore(t: Training) -> None:
         for rejected in info.rejected:
             t.context.events.write("checkpoint_rejected", path=rejected.checkpoint.path, why=rejected.why)
         t.context.events.write("checkpoint_restored", step=info.step, path=info.path, seconds=info.seconds)
+        for note in info.notes:
+            t.context.events.write("incident", what="not restored as it was saved", why=note, step=info.step)
 
 
 def _make_callbacks(t: Training) -> list[Callback]:
