@@ -27,7 +27,7 @@ def parse_cpus(text: str, where: str = "CPU list") -> CpuSet:
         UserError: the text has another form, runs backwards, or holds a number that no machine has.
     """
     cpus: set[int] = set()
-    for word in text.replace("\n", ",").split(",") if text.strip() else ():
+    for word in text.strip().split(",") if text.strip() else ():
         match = _SPAN.fullmatch(word.strip())
         if match is None:
             raise _refusal(where, text, f"{word!r} is no CPU nor a range of CPUs")

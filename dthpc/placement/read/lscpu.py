@@ -14,7 +14,7 @@ from dthpc.placement.topology import Cache, Core, Counts, NumaNode, Package, Sou
 KIND = "lscpu"
 INSTEAD = "save the output of `lscpu`, or of `lscpu -e=CPU,NODE,SOCKET,CORE,CACHE,ONLINE` for the cores"
 
-_FIELD = re.compile(r"^\s*([A-Z][^:]*?)\s*:\s*(.*?)\s*$", re.M)
+_FIELD = re.compile(r"^[ \t]*([A-Z][^:\n]*?)[ \t]*:[ \t]*(.*?)[ \t]*$", re.M)
 _NODE = re.compile(r"NUMA node(\d+) CPU\(?s?\)?")
 _COLUMNS = {"CPU": "cpu", "NODE": "node", "SOCKET": "socket", "CORE": "core", "ONLINE": "online"}
 
