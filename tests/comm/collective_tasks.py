@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dthpc.comm.collectives import BufferPool, all_gather, all_reduce, reduce_scatter, swap
+from dthpc.comm.collectives import Channel, all_gather
 
 
 def summands(rank: int, count: int, call: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -18,10 +18,10 @@ def scatter(
     """Shares of this rank from several reduce-scatters that are under way at once."""
     group = dist.group.WORLD
     assert group is not None
-    pool = BufferPool()
+    channel = Channel(group)
     flats = [summands(rank, size * count, call, dtype) for call in range(calls)]
     outs = [flat.chunk(size)[rank] if in_place else torch.ones(count, dtype=wide) for flat in flats]
-    pending = [reduce_scatter(out, flat, group, add=add, pool=pool) for out, flat in zip(outs, flats, strict=True)]
+    pending = [channel.reduce_scatter(out, flat, add=add) for out, flat in zip(outs, flats, strict=True)]
     for one in pending:
         one.wait()
     return [out.clone() for out in outs]
@@ -46,16 +46,17 @@ def mixture(rank: int, size: int, rounds: int) -> list[torch.Tensor]:
     """Collectives of all kinds and sizes in one group, some of which are waited for late."""
     group = dist.group.WORLD
     assert group is not None
+    channel = Channel(group)
     results, pending = [], []
     for call in range(rounds):
         count = 3 + 1000 * (call % 3)
         flat = summands(rank, size * count, call)
         share, whole, total = torch.empty(count), torch.empty(size * count), flat.clone()
-        pending += [reduce_scatter(share, flat, group), all_reduce(total, group)]
-        pending.append(all_gather(whole, summands(rank, count, call), group))
+        pending += [channel.reduce_scatter(share, flat), channel.all_reduce(total)]
+        pending.append(channel.all_gather(whole, summands(rank, count, call)))
         theirs = torch.full((count,), float(rank))
         if size % 2 == 0:
-            pending.append(swap(theirs, torch.full((count,), float(rank)), group, rank ^ 1))
+            pending.append(channel.swap(theirs, torch.full((count,), float(rank)), rank ^ 1))
         results.append([share, total, whole, theirs])
         while len(pending) > 5:
             pending.pop(0).wait()

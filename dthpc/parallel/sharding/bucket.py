@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,10 +60,13 @@ class Slot:
     """Whether it came from autograd in this step, rather than from a pass for weights alone."""
 
     expected: dict[int, int] = field(default_factory=dict)
-    """Gradients that come in the reducing pass of each chunk."""
+    """Gradients that come in the reducing pass of each chunk, once one was seen."""
 
-    seen: dict[int, int] = field(default_factory=dict)
-    """Those of them that came."""
+    due: int = 0
+    """Those of the pass at hand."""
+
+    count: int = 0
+    """Gradients that came in the pass at hand."""
 
 
 class Bucket:
@@ -110,6 +114,7 @@ class Bucket:
         self.size = -(-offset // shards) * shards
         self.low = self.size // shards * index
         self.high = self.low + self.size // shards
+        self.nbytes = self.size * kind.dtype.itemsize
         self.launched = False
         self.missing = 0
         self.summed = False
@@ -168,7 +173,7 @@ class Bucket:
 
     @property
     def mine(self) -> Tensor:
-        """This rank's share of the values, in the format of the storage; on the device, as a copy if it lies elsewhere."""
+        """This rank's share of the values, in the format of the storage; a copy on the device if it lies elsewhere."""
         return self._kept.to(self.kind.device)
 
     @property
@@ -215,9 +220,16 @@ class Bucket:
         assert self.full is not None
         return self.full[self.low : self.high]
 
-    def receive(self, slot: Slot, gradient: Tensor, pool: BufferPool) -> None:
-        """Take a gradient; the first of a step replaces what the storage held, so that nothing need be zeroed."""
-        if self.full is None and self._adopts and self._can_adopt(slot, gradient):
+    def receive(self, slot: Slot, gradient: Tensor, in_place: bool, pool: BufferPool) -> None:
+        """Take a gradient; the first of a step replaces what the storage held, so that nothing need be zeroed.
+
+        Args:
+            slot: the parameter's.
+            gradient: of its shape.
+            in_place: whether it is the parameter's `.grad`.
+            pool: room for transient gradients.
+        """
+        if in_place and self.full is None and self._adopts and self._can_adopt(gradient):
             self.full, self.adopted, slot.filled = gradient.view(-1), True, True
             return
         view = self.view(slot, pool)
@@ -236,11 +248,10 @@ class Bucket:
             self.full[self.count :].zero_()
         return self.full[slot.start : slot.stop].view(slot.parameter.shape)
 
-    def _can_adopt(self, slot: Slot, gradient: Tensor) -> bool:
+    def _can_adopt(self, gradient: Tensor) -> bool:
         """Whether a gradient is the parameter's alone; autograd may give two parameters views of one."""
         return (
-            gradient is slot.parameter.grad
-            and gradient.dtype == self.kind.dtype
+            gradient.dtype == self.kind.dtype
             and gradient.layout == torch.strided
             and gradient.is_contiguous()
             and _references(gradient) == _ALONE
@@ -278,12 +289,12 @@ class Bucket:
             slot.filled = False
 
     def present(self) -> None:
-        """Have the gradients ready for norms, scaling and the update, in fp32; pieces that lie beside them get theirs."""
+        """Have the gradients ready for norms, scaling and the update, in fp32; pieces beside them get theirs."""
         self.update = self.share if self.kind.dtype == torch.float32 else self.share.float()
         if self.shards > 1:
             self.forget()
         if self.values is None:
-            for slot in self.slots:
+            for slot in () if self.adopted else self.slots:
                 slot.parameter.grad = self.update[slot.start : slot.stop].view(slot.parameter.shape)
         elif not self._offload.active:
             self.hand_over()
@@ -323,10 +334,12 @@ class Bucket:
         return ranges
 
 
+_count_of: Any = getattr(torch._C, "_storage_Use_Count", None)
+
+
 def _references(tensor: Tensor) -> int:
     """How many hold a tensor's storage; 0 where torch does not tell."""
-    count = getattr(torch._C, "_storage_Use_Count", None)
-    return int(count(tensor.untyped_storage()._cdata)) if count is not None else 0
+    return int(_count_of(tensor.untyped_storage()._cdata)) if _count_of is not None else 0
 
 
 _ALONE = max(1, _references(torch.empty(1)))

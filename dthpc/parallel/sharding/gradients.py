@@ -8,6 +8,7 @@ whose end all buckets are sent. When a bucket is sent has no influence on its su
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -15,17 +16,24 @@ from functools import partial
 from torch import Tensor, nn
 
 from dthpc.comm.collectives import BufferPool, Pending
+from dthpc.comm.courier import Call, Courier
 from dthpc.parallel.sharding.bucket import Bucket, Slot
 from dthpc.parallel.sharding.reduction import Reduction
 
-IN_FLIGHT = 2
-"""Reductions of transient buffers that may be on their way before the oldest is waited for (stages 2 and 3)."""
+VOLLEY = 8 << 20
+"""Bytes of complete gradients that are sent together: fewer, larger volleys disturb the backward pass less often. The
+last ones of a pass are smaller, so that little is left to travel at its end."""
+
+SMALLEST_VOLLEY = 1 << 20
+"""Bytes of the last volley of a pass; those before it double in size."""
 
 
 class Gradients:
     """Receives every gradient of a step, and sends the buckets off."""
 
-    def __init__(self, buckets: Sequence[Bucket], reduction: Reduction, pool: BufferPool, every_pass: bool) -> None:
+    def __init__(
+        self, buckets: Sequence[Bucket], reduction: Reduction, pool: BufferPool, every_pass: bool, volley: int
+    ) -> None:
         """Attach to the parameters.
 
         Args:
@@ -41,12 +49,22 @@ class Gradients:
         self._chunk: int | None = None
         self._learned: set[int] = set()
         self._hooks = self._calls = 0
-        self._queue: Sequence[Bucket] = buckets
-        self._next = 0
-        self._pending: list[Pending] = []
-        self._slots = {slot.parameter: slot for bucket in buckets for slot in bucket.slots}
-        for slot in self._slots.values():
-            hook = partial(self._on_gradient, slot)
+        self._all = _Queue(buckets, min(volley, VOLLEY))
+        numbers = sorted({chunk for bucket in buckets for chunk in bucket.kind.chunks})
+        self._of_chunk = {
+            chunk: _Queue([bucket for bucket in buckets if chunk in bucket.kind.chunks], min(volley, VOLLEY))
+            for chunk in numbers
+        }
+        self._queue = self._all
+        self._under_way: list[Pending] = []
+        self._due: list[Call] = []
+        # Waiting for a GPU's collectives does not block, and belongs to the thread that launches its kernels.
+        self._courier = Courier() if reduction.on_host else None
+        self._slots = [slot for bucket in buckets for slot in bucket.slots]
+        self._slot_of = {slot.parameter: slot for slot in self._slots}
+        for number, slot in enumerate(self._slots):
+            # A parameter's hook is out of the garbage collector's sight: a strong reference would keep it all for good.
+            hook = partial(_tell, weakref.ref(self), number)
             slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
@@ -54,12 +72,13 @@ class Gradients:
         for bucket in self._buckets:
             bucket.drop(self._pool)
             bucket.launched = bucket.summed = False
+            # One for each chunk's last pass, which has to begin.
             bucket.missing = len(bucket.kind.chunks)
             for slot in bucket.slots:
                 slot.used = slot.hooked = False
-                slot.seen.clear()
-                bucket.missing += sum(slot.expected.get(chunk, 1) for chunk in bucket.kind.chunks)
-        self._next = 0
+                bucket.missing += sum(slot.expected.values())
+        self._queue = self._all
+        self._queue.rewind()
 
     @contextmanager
     def reducing(self, chunk: int) -> Iterator[None]:
@@ -73,22 +92,20 @@ class Gradients:
 
     def ready(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Take a gradient that autograd does not know of."""
-        slot = self._slots.get(parameter)
+        slot = self._slot_of.get(parameter)
         if slot is not None:
             self._calls += 1
-            self._arrive(slot, gradient)
+            self._arrive(slot, gradient, False)
 
     def finish(self) -> None:
         """Send what was not sent, wait, and make all sums."""
         if self._every_pass:
-            left = [slot.part.name for slot in self._slots.values() if slot.filled]
+            left = [slot.part.name for slot in self._slots if slot.filled]
             if left:
                 raise RuntimeError(f"gradients came outside of a pass that reduces them: {', '.join(left[:5])}")
         else:
-            while self._next < len(self._buckets):
-                self._launch(self._buckets[self._next])
-                self._next += 1
-        self._wait(0)
+            self._send(len(self._buckets))
+        self._wait()
         if self._every_pass:
             for bucket in self._buckets:
                 if not bucket.summed:
@@ -99,58 +116,78 @@ class Gradients:
 
     def abandon(self) -> None:
         """Drop everything since the step began."""
-        self._wait(0)
+        self._wait()
         for bucket in self._buckets:
             bucket.dismiss()
         self.begin()
 
-    def _on_gradient(self, slot: Slot, parameter: nn.Parameter) -> None:
+    def on_gradient(self, number: int, parameter: nn.Parameter) -> None:
+        """Take a gradient that autograd has just put in its place."""
+        gradient = parameter.grad
         # The hook runs also where a layer has left its weight's gradient for later.
-        if parameter.grad is None:
-            return
-        slot.hooked = True
-        self._hooks += 1
-        self._arrive(slot, parameter.grad)
+        if gradient is not None:
+            slot = self._slots[number]
+            slot.hooked = True
+            self._hooks += 1
+            self._arrive(slot, gradient, True)
 
-    def _arrive(self, slot: Slot, gradient: Tensor) -> None:
+    def _arrive(self, slot: Slot, gradient: Tensor, in_place: bool) -> None:
         bucket = slot.bucket
         if bucket.launched:
             raise RuntimeError(
                 f"parameter {slot.part.name} got a gradient after the gradients of its bucket were complete: "
                 "in earlier steps fewer gradients came to it in the last backward pass"
             )
-        bucket.receive(slot, gradient, self._pool)
+        bucket.receive(slot, gradient, in_place, self._pool)
         slot.used = True
-        chunk = self._chunk
-        if chunk is None:
-            return
-        seen = slot.seen[chunk] = slot.seen.get(chunk, 0) + 1
-        if chunk in self._learned and seen <= slot.expected[chunk]:
-            bucket.missing -= 1
-            self._advance()
+        if self._chunk is not None:
+            slot.count += 1
+            if slot.count <= slot.due:
+                bucket.missing -= 1
+                if not bucket.missing:
+                    self._advance()
 
     def _open(self, chunk: int) -> None:
+        """Begin a reducing pass."""
         self._chunk = chunk
         self._hooks = self._calls = 0
-        mine = [bucket for bucket in self._buckets if chunk in bucket.kind.chunks]
-        if self._every_pass:
-            self._queue, self._next = mine, 0
-            for bucket in mine:
-                bucket.missing = sum(slot.expected.get(chunk, 1) for slot in bucket.slots)
-                for slot in bucket.slots:
-                    slot.seen.clear()
-        else:
-            for bucket in mine:
+        queue = self._of_chunk.get(chunk)
+        if queue is None:
+            return
+        for bucket in queue.buckets:
+            for slot in bucket.slots:
+                slot.count, slot.due = 0, slot.expected.get(chunk, 0)
+            if self._every_pass:
+                bucket.missing = sum(slot.due for slot in bucket.slots)
+            else:
                 bucket.missing -= 1
+        if self._every_pass:
+            self._queue = queue
+            queue.rewind()
         self._advance()
 
     def _advance(self) -> None:
-        while self._next < len(self._queue):
-            bucket = self._queue[self._next]
-            if bucket.missing or not self._knows(bucket):
-                return
-            self._launch(bucket)
-            self._next += 1
+        """Send the volleys that are complete."""
+        queue, ready = self._queue, self._queue.ready
+        while ready < len(queue.buckets) and not queue.buckets[ready].missing and self._knows(queue.buckets[ready]):
+            ready += 1
+        queue.ready = ready
+        ends = [end for end in queue.ends if queue.sent < end <= ready]
+        if ends:
+            self._send(ends[-1])
+
+    def _send(self, end: int) -> None:
+        """Send the next volley."""
+        sent = [self._launch(bucket) for bucket in self._queue.buckets[self._queue.sent : end]]
+        self._queue.sent = end
+        pending = [one for one in sent if one is not None]
+        calls = [one.wait if self._every_pass else one.advance for one in pending]
+        if not self._every_pass:
+            self._under_way += pending
+        if self._courier is not None:
+            self._courier.hand_in(calls)
+        else:
+            self._due += calls
 
     def _knows(self, bucket: Bucket) -> bool:
         if self._every_pass:
@@ -161,31 +198,63 @@ class Gradients:
         if chunk not in self._learned and self._hooks + self._calls:
             self._learn(chunk)
         if self._every_pass:
-            for bucket in self._queue[self._next :]:
-                self._launch(bucket)
-            for bucket in self._queue:
+            self._send(len(self._queue.buckets))
+            for bucket in self._queue.buckets:
                 bucket.launched = False
-            self._queue, self._next = (), 0
 
     def _learn(self, chunk: int) -> None:
         """Note what the pass brought; one for the weights of matrices alone brings other parameters nothing more."""
         weights_alone = self._calls > 0 and self._hooks == 0
-        for slot in self._slots.values():
-            if chunk in slot.bucket.kind.chunks:
+        for bucket in self._of_chunk[chunk].buckets:
+            for slot in bucket.slots:
                 least = 0 if weights_alone and slot.hooked else 1
-                slot.expected[chunk] = max(slot.seen.get(chunk, 0), least)
+                slot.expected[chunk] = max(slot.count, least)
         self._learned.add(chunk)
 
-    def _launch(self, bucket: Bucket) -> None:
+    def _launch(self, bucket: Bucket) -> Pending | None:
         bucket.complete(self._pool)
         bucket.launched = True
         pending = self._reduction.first(bucket)
-        if pending is not None:
-            self._pending.append(pending)
         if self._every_pass:
             bucket.detach()
-            self._wait(IN_FLIGHT)
+        return pending
 
-    def _wait(self, most: int) -> None:
-        while len(self._pending) > most:
-            self._pending.pop(0).wait()
+    def _wait(self) -> None:
+        if self._courier is not None:
+            self._courier.finish()
+        for call in self._due:
+            call()
+        for pending in self._under_way:
+            pending.wait()
+        self._due.clear()
+        self._under_way.clear()
+
+
+class _Queue:
+    """Buckets in the order in which they are sent."""
+
+    def __init__(self, buckets: Sequence[Bucket], largest: int) -> None:
+        self.buckets = buckets
+        self.ends = volleys([bucket.nbytes for bucket in buckets], largest)
+        self.ready = self.sent = 0
+
+    def rewind(self) -> None:
+        """Begin anew."""
+        self.ready = self.sent = 0
+
+
+def volleys(sizes: Sequence[int], largest: int) -> list[int]:
+    """How buckets of some bytes, sent in this order, are sent together: where each volley ends, exclusively."""
+    ends, limit, filled = [len(sizes)], min(SMALLEST_VOLLEY, largest), 0
+    for place in range(len(sizes) - 1, 0, -1):
+        filled += sizes[place]
+        if filled >= limit:
+            ends.append(place)
+            limit, filled = min(2 * limit, largest), 0
+    return ends[::-1]
+
+
+def _tell(gradients: weakref.ref[Gradients], number: int, parameter: nn.Parameter) -> None:
+    alive = gradients()
+    if alive is not None:
+        alive.on_gradient(number, parameter)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from dthpc.comm.collectives import BufferPool, Pending, all_reduce, reduce_scatter, swap
+from dthpc.comm.collectives import BufferPool, Channel, Pending
 from dthpc.parallel.mesh import Mesh
 from dthpc.parallel.sharding.bucket import Bucket
 from dthpc.parallel.sharding.options import ShardOptions
@@ -30,24 +29,33 @@ class Reduction:
             buckets: all of them.
             pool: room for what is on its way.
         """
-        self._mesh = mesh
         self._pool = pool
         self._travel = options.gradient_dtype
-        self._shard = mesh.group("shard") if shards > 1 else None
+        channels = {
+            axis: Channel(group, pool)
+            for axis in ("shard", "replicate", "tp", "pp")
+            if (group := mesh.group(axis)) is not None
+        }
+        self._shard = channels.get("shard") if shards > 1 else None
         # Without shards, ranks on that axis are replicas too.
         axes = ("replicate",) if shards > 1 else ("shard", "replicate")
-        groups = [(axis, mesh.group(axis)) for axis in axes]
-        self._replicas = [group for _, group in groups if group is not None]
+        self._replicas = [channels[axis] for axis in axes if axis in channels]
+        self._tensor, self._pipeline = channels.get("tp"), channels.get("pp")
         self.powersgd: PowerSGD | None = None
         if options.powersgd_rank and self._shard is None and self._replicas:
-            (group,) = self._replicas
-            self.powersgd = PowerSGD(buckets, group, options.powersgd_rank)
+            (replicas,) = self._replicas
+            self.powersgd = PowerSGD(buckets, replicas.group, options.powersgd_rank)
+
+    @property
+    def on_host(self) -> bool:
+        """Whether waiting for the first stage blocks."""
+        firsts = [channel for channel in (self._shard, *self._replicas[:1]) if channel is not None]
+        return self.powersgd is None and any(channel.on_host for channel in firsts)
 
     def first(self, bucket: Bucket) -> Pending | None:
         """Start the first stage on complete full gradients; None where there is nothing to sum."""
-        assert bucket.full is not None
         if self._shard is not None:
-            return self._scatter(bucket, bucket.full, self._shard)
+            return self._scatter(bucket, self._shard)
         if self._replicas and self.powersgd is None:
             return self._sum(bucket.share, self._replicas[0])
         return None
@@ -56,32 +64,26 @@ class Reduction:
         """Make the other stages, one after the other over all buckets."""
         if self.powersgd is not None:
             self.powersgd.reduce(buckets)
-        replicas = self._replicas if self._shard is not None else self._replicas[1:]
-        for group in replicas:
-            _wait([self._sum(bucket.share, group) for bucket in buckets])
-        tensor = self._mesh.group("tp")
-        if tensor is not None:
-            _wait([all_reduce(bucket.share, tensor) for bucket in buckets if bucket.kind.partial])
-        pipeline = self._mesh.group("pp")
-        if pipeline is not None:
-            _wait([self._add_tied(bucket, pipeline) for bucket in buckets if bucket.kind.tied is not None])
+        for replicas in self._replicas if self._shard is not None else self._replicas[1:]:
+            _wait([self._sum(bucket.share, replicas) for bucket in buckets])
+        if self._tensor is not None:
+            _wait([self._tensor.all_reduce(bucket.share) for bucket in buckets if bucket.kind.partial])
+        if self._pipeline is not None:
+            _wait([self._add_tied(bucket, self._pipeline) for bucket in buckets if bucket.kind.tied is not None])
 
-    def _scatter(self, bucket: Bucket, full: Tensor, group: dist.ProcessGroup) -> Pending:
+    def _scatter(self, bucket: Bucket, channel: Channel) -> Pending:
+        full, borrowed = bucket.full, bucket.every_pass and not bucket.adopted
+        assert full is not None
         add, bucket.summed = bucket.every_pass and bucket.summed, True
-        sent, borrowed = self._for_travel(full), bucket.every_pass and not bucket.adopted
-        pending = reduce_scatter(bucket.share, sent, group, add=add, pool=self._pool)
+        sent = self._for_travel(full)
+        pending = channel.reduce_scatter(bucket.share, sent, add=add)
+        if sent is not full:
+            pending.then(lambda: self._pool.give(sent))
+        return pending.then(lambda: self._pool.give(full)) if borrowed else pending
 
-        def give_back() -> None:
-            if sent is not full:
-                self._pool.give(sent)
-            if borrowed:
-                self._pool.give(full)
-
-        return Pending([pending], give_back)
-
-    def _sum(self, flat: Tensor, group: dist.ProcessGroup) -> Pending:
+    def _sum(self, flat: Tensor, channel: Channel) -> Pending:
         sent = self._for_travel(flat)
-        pending = all_reduce(sent, group)
+        pending = channel.all_reduce(sent)
         if sent is flat:
             return pending
 
@@ -89,26 +91,27 @@ class Reduction:
             flat.copy_(sent)
             self._pool.give(sent)
 
-        return Pending([pending], unpack)
+        return pending.then(unpack)
 
     def _for_travel(self, flat: Tensor) -> Tensor:
         if self._travel is None or flat.dtype != torch.float32:
             return flat
         return self._pool.take(flat.numel(), self._travel, flat.device).copy_(flat)
 
-    def _add_tied(self, bucket: Bucket, group: dist.ProcessGroup) -> Pending:
+    def _add_tied(self, bucket: Bucket, channel: Channel) -> Pending:
         assert bucket.kind.tied is not None
         share = bucket.share
         theirs = self._pool.take(share.numel(), share.dtype, share.device)
-        pending = swap(theirs, share, group, bucket.kind.tied)
 
         def add() -> None:
             share.add_(theirs)
             self._pool.give(theirs)
 
-        return Pending([pending], add)
+        return channel.swap(theirs, share, bucket.kind.tied).then(add)
 
 
 def _wait(pending: list[Pending]) -> None:
+    for one in pending:
+        one.advance()
     for one in pending:
         one.wait()

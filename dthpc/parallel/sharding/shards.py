@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from dthpc.comm.collectives import BufferPool, all_gather
+from dthpc.comm.collectives import BufferPool, Channel
 from dthpc.errors import UserError
 from dthpc.parallel.mesh import Mesh
 from dthpc.parallel.offload import Offload
@@ -67,12 +67,13 @@ class Shards:
         self._options = options
         shards = mesh.size("shard") if options.zero else 1
         zero = options.zero if shards > 1 else 0
-        self._group = mesh.group("shard") if shards > 1 else None
         self._pool = BufferPool()
+        group = mesh.group("shard") if shards > 1 else None
+        self._channel = Channel(group, self._pool) if group is not None else None
         self._units: Units | None = None
         if zero == 3:
-            assert self._group is not None
-            self._units = Units(chunks, self._group, keep_last=mesh.size("pp") == 1)
+            assert self._channel is not None
+            self._units = Units(chunks, self._channel, keep_last=mesh.size("pp") == 1)
         groups = partition(
             chunks, parts, options, mesh.layout.dp, self._units.unit_of if self._units is not None else None
         )
@@ -81,10 +82,10 @@ class Shards:
         if self._units is not None:
             self._units.attach(self.buckets)
         self._reduction = Reduction(mesh, shards, options, self.buckets, self._pool)
-        self._gradients = Gradients(self.buckets, self._reduction, self._pool, every_pass=zero >= 2)
+        self._gradients = Gradients(self.buckets, self._reduction, self._pool, zero >= 2, options.bucket_bytes)
         self._every_pass = zero >= 2
         self._norm = Norm(mesh, shards)
-        self._unused = Unused(mesh, options.allow_unused)
+        self._unused = Unused(mesh, options.allow_unused, options.stages_alone)
         self.pieces: list[Piece] = [piece for bucket in reversed(self.buckets) for piece in reversed(bucket.pieces)]
 
     @property
@@ -159,9 +160,9 @@ class Shards:
         pending = []
         for bucket in reversed(self.buckets):
             bucket.round_masters()
-            if self._group is not None and bucket.local is None:
+            if self._channel is not None and bucket.local is None:
                 assert bucket.values is not None
-                pending.append(all_gather(bucket.values, bucket.mine, self._group))
+                pending.append(self._channel.all_gather(bucket.values, bucket.mine))
             bucket.dismiss()
         for gather in pending:
             gather.wait()

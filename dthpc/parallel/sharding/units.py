@@ -19,11 +19,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from dthpc.comm.collectives import Pending, all_gather
+from dthpc.comm.collectives import Channel, Pending
 from dthpc.parallel.sharding.bucket import Bucket
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -52,15 +51,15 @@ def find_blocks(module: nn.Module) -> Iterator[nn.Module]:
 class Units:
     """Gathers parameters when passes need them, and lets go of them."""
 
-    def __init__(self, chunks: Sequence[nn.Module], group: dist.ProcessGroup, keep_last: bool) -> None:
+    def __init__(self, chunks: Sequence[nn.Module], channel: Channel, keep_last: bool) -> None:
         """Find the units.
 
         Args:
             chunks: this rank's chunks of layers.
-            group: the ranks that hold the shares.
+            channel: to the ranks that hold the shares.
             keep_last: whether a chunk's backward pass follows its forward pass at once, so that the last block stays.
         """
-        self._group = group
+        self._channel = channel
         self._keep_last = keep_last
         self._roots = [Unit(number, None) for number in range(len(chunks))]
         self._blocks = [
@@ -187,7 +186,7 @@ class Units:
             if not self._holders[bucket]:
                 assert bucket.values is not None
                 bucket.claim()
-                self._pending[bucket] = all_gather(bucket.values, bucket.mine, self._group)
+                self._pending[bucket] = self._channel.all_gather(bucket.values, bucket.mine)
             self._holders[bucket].add(unit)
 
     def _hold(self, unit: Unit) -> None:
