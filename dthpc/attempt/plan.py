@@ -71,6 +71,9 @@ class LaunchPlan:
     grace_s: float = 30.0
     """Seconds that ranks have for saving after they were asked to stop (KillWait or GraceTime of the site)."""
 
+    placement: dict[str, Any] = field(default_factory=dict)
+    """What ranks need of their node, as `dthpc.placement.bind.wanted_of` tells it; empty: they are not placed."""
+
     site: dict[str, Any] = field(default_factory=dict)
     """What was learnt about the site, and what follows from it, for the records."""
 

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -183,8 +183,8 @@ class SrunRanks:
         self.nodes = allocated_nodes(plan, env)
         self.world_size = world_size_of(plan, env)
 
-    def command(self) -> list[str]:
-        """The words that start the ranks."""
+    def command(self, binding: Sequence[str] = ()) -> list[str]:
+        """The words that start the ranks; `binding`: options that bind them, which only their nodes can tell."""
         # Slurm reads % in a path as the start of a pattern.
         folder = str(self._attempt.path).replace("%", "%%")
         return [
@@ -192,6 +192,7 @@ class SrunRanks:
             f"--nodes={self.nodes}",
             f"--ntasks={self.world_size}",
             *self._plan.srun_options,
+            *binding,
             f"--output={folder}/rank-%5t.log",
             "--open-mode=append",
             *self._plan.rank_command,
@@ -202,7 +203,14 @@ class SrunRanks:
         """Start `srun` in a session of its own, so that Ctrl-C in a terminal reaches the keeper alone."""
         with open(self._log, "ab") as log:
             # A srun that is killed leaves its tasks behind; USR2 it hands on, so that they save and end.
-            self._process = _spawn(self.command(), self._env, signal.SIGUSR2, log)
+            self._process = _spawn(self.command(self._binding()), self._env, signal.SIGUSR2, log)
+
+    def _binding(self) -> list[str]:
+        if self._plan.placement.get("bind") != "srun":
+            return []
+        from dthpc.placement.bind import srun_words
+
+        return srun_words(self._plan.placement)
 
     def ended(self) -> bool:
         """Whether srun has ended, and with it all ranks."""

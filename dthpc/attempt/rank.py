@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from dthpc.comm.rendezvous import Rendezvous
     from dthpc.context import RankContext
+    from dthpc.placement.bind import Bound
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -48,22 +49,39 @@ def main(arguments: list[str]) -> int:
         run = RunDir(Path(arguments[0]))
         identity = from_environment(os.environ)
         plan = LaunchPlan.read(run)
+        bound = place(plan, identity)
     except UserError as error:
         print(f"dthpc: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(plan.threads_per_rank)
-    return _Rank(run, identity, plan, stop).live()
+    return _Rank(run, identity, plan, stop, bound).live()
+
+
+def place(plan: LaunchPlan, identity: RankIdentity) -> Bound | None:
+    """Put this rank where the plan wants it on its node; `None` where the plan wants nothing.
+
+    Raises:
+        UserError: it can't be done, and `placement.strict` is set.
+    """
+    if not plan.placement:
+        return None
+    from dthpc.placement.bind import bind_rank
+
+    return bind_rank(plan.placement, identity.local_rank, os.environ)
 
 
 class _Rank:
     """The life of a rank, from its configuration to its exit record."""
 
-    def __init__(self, run: RunDir, identity: RankIdentity, plan: LaunchPlan, stop: StopFlag) -> None:
+    def __init__(
+        self, run: RunDir, identity: RankIdentity, plan: LaunchPlan, stop: StopFlag, bound: Bound | None
+    ) -> None:
         self.run = run
         self.identity = identity
         self.plan = plan
         self.stop = stop
+        self.bound = bound
         self.meeting: Rendezvous | None = None
         self.context: RankContext | None = None
 
@@ -121,10 +139,25 @@ class _Rank:
             collective_timeout_s=config.comm.timeout_s,
             interface=config.comm.interface,
         )
+        self._prove_placement()
         self.context = RankContext(self.identity, self.run, device, backend, self.stop)
         if self.identity.rank == 0:
             self.context.events = self._open_events(reason)
         return config, job
+
+    def _prove_placement(self) -> None:
+        """Look whether this rank runs where it was placed, now that all threads are there, and write it down."""
+        if self.bound is None:
+            return
+        attempt = self.run.attempt(self.identity.attempt)
+        try:
+            seen = self.bound.verify()
+        finally:
+            self.bound.write(attempt.path, self.identity.rank)
+        if self.identity.rank == 0:
+            print(self.bound.table(), flush=True)
+        for problem in (*self.bound.problems, *map(str, seen.mismatches)):
+            print(f"dthpc: placement: {problem}", file=sys.stderr, flush=True)
 
     def _open_events(self, reason: str) -> Any:
         from dthpc.monitor.events import EventLog

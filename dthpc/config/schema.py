@@ -295,6 +295,10 @@ class PlacementConfig:
     strict: bool = False
     """Whether a rank that does not run where it was placed ends the run, rather than that it is reported."""
 
+    topology: Optional[str] = None
+    """File with a text of a compute node's topology (`nvidia-smi topo -m`, `lstopo --of xml`, …; see `python -m
+    dthpc.doctor`), so that a dry run shows where ranks go there. The run itself reads its nodes."""
+
     cores_per_rank: Optional[int] = None
     """Cores of each rank, helpers included; null: its share of the cores nearest to its GPU, or of all cores."""
 
@@ -316,8 +320,8 @@ class PlacementConfig:
     wherever its threads run (`none`)."""
 
     omp_bind: str = "false"
-    """`OMP_PROC_BIND` of the ranks: `false`, `close` or `spread`. Anything but `false` binds the main thread to one core,
-    which what it starts inherits, data loaders among them."""
+    """`OMP_PROC_BIND` of the ranks: `false`, `close` or `spread`. Anything but `false` binds the main thread to one
+    core, which what it starts inherits, data loaders among them."""
 
 
 @dataclass

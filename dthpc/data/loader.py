@@ -17,6 +17,7 @@ from torch.utils.data import default_collate
 from dthpc.data.sampler import sample_indices, shard_for_evaluation, share
 from dthpc.data.text import IGNORED
 from dthpc.errors import UserError
+from dthpc.placement.apply import bind_helper
 
 
 class MapDataset(Protocol):
@@ -97,7 +98,7 @@ class StepLoader(Iterator[StepBatch]):
         self._planned = start_sample
         self._closed = False
         self._ahead: deque[Future[tuple[Any, Any]]] = deque()
-        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="dthpc-loader") if workers else None
+        self._pool = ThreadPoolExecutor(workers, "dthpc-loader", initializer=bind_helper) if workers else None
         self._depth = workers * max(prefetch, 1)
         self._plan_ahead()
 

@@ -8,12 +8,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from omegaconf.errors import MissingMandatoryValue
+
 from dthpc.attempt.plan import LaunchPlan
+from dthpc.errors import UserError
 from dthpc.launch import containers
 from dthpc.launch.allocation import fit
 from dthpc.launch.request import Request, read_request
 from dthpc.launch.sbatch import sbatch_options, srun_options
 from dthpc.launch.site import Decisions, Site, derive
+from dthpc.parallel.layout import Layout
+from dthpc.placement.plan.wanted import wanted_of
 from dthpc.rundir import RunDir
 
 
@@ -67,6 +72,7 @@ def make_plan(cfg: Any, run: RunDir, site: Site | None = None, env: Mapping[str,
         max_attempts=cfg.resilience.max_attempts,
         restart_delay_s=float(cfg.resilience.requeue_delay_s),
         grace_s=decisions.grace_s,
+        placement=_placement(cfg, request),
         site=_records(site, decisions),
     )
     return _with_batch_script(cfg, run, request, site, decisions, plan) if request.kind == "slurm" else plan
@@ -93,6 +99,17 @@ def _gpus_of(local: int, tasks: int, gpus: int) -> list[int]:
         return []
     first, last = local * gpus // tasks, (local + 1) * gpus // tasks
     return list(range(first, max(last, first + 1)))
+
+
+def _placement(cfg: Any, request: Request) -> dict[str, Any]:
+    try:
+        layout = Layout.resolve(cfg, request.ranks)
+        degrees, order = {axis: layout.degree(axis) for axis in layout.order}, list(layout.order)
+    except (UserError, MissingMandatoryValue):
+        # The checks tell it; without a layout, ranks are placed by their number.
+        degrees, order = {}, []
+    threads = int(cfg.placement.threads_per_rank or request.cpus_per_task)
+    return wanted_of(cfg.placement, request.tasks_per_node, request.gpus_per_node, threads, degrees, order)
 
 
 def _srun_options(cfg: Any, run: RunDir, request: Request, site: Site | None) -> list[str]:

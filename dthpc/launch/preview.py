@@ -11,6 +11,9 @@ from dthpc.attempt.plan import LaunchPlan
 from dthpc.attempt.processes import SrunRanks
 from dthpc.launch.planning import RankRow, rank_table, table_as_dicts
 from dthpc.launch.verdicts import Verdict, plural
+from dthpc.placement.plan.nodes import Plan
+from dthpc.placement.plan.offline import planned
+from dthpc.placement.table import placement_text
 from dthpc.rundir import RunDir
 
 ROWS = 64
@@ -43,6 +46,15 @@ class Preview:
         return SrunRanks(self.run, self.plan, attempt, {"SLURM_JOB_NUM_NODES": str(self.plan.nodes)}).command()
 
     @property
+    def placement(self) -> Plan | None:
+        """Where ranks would go on their node, where it is known: this one, or that of `placement.topology`.
+
+        Raises:
+            UserError: the topology can't be read, or the ranks do not fit it.
+        """
+        return None if self.plan is None else planned(self.plan.placement, here=self.plan.kind == "local")
+
+    @property
     def refused(self) -> bool:
         """Whether a check found a mistake."""
         return any(verdict.status == "error" for verdict in self.verdicts)
@@ -56,6 +68,7 @@ class Preview:
             "ranks_command": self.ranks_command,
             "environment": {} if self.plan is None else self.plan.environment,
             "ranks": table_as_dicts(self.rows),
+            "placement": None if self.placement is None else self.placement.to_json(),
             "site": {} if self.plan is None else self.plan.site,
             "checks": [verdict.as_dict() for verdict in self.verdicts],
             "refused": self.refused,
@@ -80,7 +93,9 @@ class Preview:
             lines += ["", "Environment of the ranks", *_table([[n, v] for n, v in sorted(plan.environment.items())])]
         decisions = plan.site.get("decisions") or {}
         lines += ["", "Decisions", *_table([[name, why] for name, why in decisions.get("reasons", {}).items()])]
-        return [*lines, "", *_rank_lines(self.rows, plan)]
+        lines += ["", *_rank_lines(self.rows, plan)]
+        placed = self.placement
+        return lines if placed is None else [*lines, "", "Placement", *placement_text(placed).splitlines()]
 
 
 def _rank_lines(rows: list[RankRow], plan: LaunchPlan) -> list[str]:

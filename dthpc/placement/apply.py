@@ -14,16 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dthpc.errors import UserError
 from dthpc.placement import kernel
 from dthpc.placement.cpuset import CpuSet, format_cpus, format_mask, parse_cpus
 from dthpc.placement.plan.places import NicChoice, NodePlan, RankPlace, Unit
+from dthpc.placement.plan.wanted import MEMORY, OMP_BIND, demand
 from dthpc.placement.topology import bus_id
-
-MEMORY = ("prefer", "bind", "none")
-"""Pages come from the rank's memory nodes as long as these have room; only from these; from wherever a thread runs."""
-
-OMP_BIND = ("false", "close", "spread")
 
 HELPER_CPUS = "DTHPC_HELPER_CPUS"
 """Environment variable with the CPUs of a rank's data loading and communication threads."""
@@ -84,8 +79,8 @@ def settings_of(
     Raises:
         UserError: a policy is none of these.
     """
-    _one_of("placement.memory", memory, MEMORY)
-    _one_of("placement.omp_bind", omp_bind, OMP_BIND)
+    demand("placement.memory", memory, MEMORY)
+    demand("placement.omp_bind", omp_bind, OMP_BIND)
     place = plan.places[local_rank]
     wanted = {
         **_visibility(place.units, env),
@@ -251,8 +246,3 @@ def _cray_nics(plan: NodePlan) -> dict[str, str]:
             ranks.setdefault(int(number[1]), []).append(place.local_rank)
     mapping = ";".join(f"{nic}:{format_cpus(held)}" for nic, held in sorted(ranks.items()))
     return {"MPICH_OFI_NIC_POLICY": "USER", "MPICH_OFI_NIC_MAPPING": mapping}
-
-
-def _one_of(key: str, value: str, words: tuple[str, ...]) -> None:
-    if value not in words:
-        raise UserError("is no such policy", key=key, value=value, instead="one of " + ", ".join(words))

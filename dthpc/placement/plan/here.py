@@ -3,50 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from dthpc.errors import UserError
-from dthpc.placement.cpuset import CpuSet, parse_cpus, parse_mask
+from dthpc.placement.cpuset import CpuSet, parse_mask
 from dthpc.placement.decide import decide
 from dthpc.placement.plan.places import NodePlan
 from dthpc.placement.plan.units import compute_gpus, units_of
-from dthpc.placement.plan.wish import Wish, axes_of
+from dthpc.placement.plan.wish import Wish
 from dthpc.placement.topology import Topology
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
 
 
-def read_wish(placement: Any, ranks: int, gpus: int | None, degrees: Mapping[str, int], order: Sequence[str]) -> Wish:
-    """The wish of a configuration.
-
-    Args:
-        placement: the group `placement`.
-        ranks: ranks of a node.
-        gpus: GPUs of a node; `None`: as many as fit.
-        degrees: degree of each axis of the layout.
-        order: axes from the outermost to the innermost.
-
-    Raises:
-        UserError: a value is malformed.
-    """
-    reserve = None if placement.reserve is None else str(placement.reserve)
-    words = reserve in ("l3", "numa")
-    return Wish(
-        ranks=ranks,
-        gpus=gpus,
-        cores_per_rank=placement.cores_per_rank,
-        helpers=placement.helpers,
-        smt=str(placement.smt),
-        reserved=frozenset() if reserve is None or words else parse_cpus(reserve, "placement.reserve"),
-        reserve=reserve if words else None,
-        nics=placement.nics,
-        axes=axes_of(order, degrees),
-    )
-
-
-def plan_here(topology: Topology, wish: Wish, local_rank: int, env: Mapping[str, str]) -> tuple[NodePlan, int]:
+def plan_here(
+    topology: Topology, wish: Wish, local_rank: int, env: Mapping[str, str], whole: bool = False
+) -> tuple[NodePlan, int]:
     """The plan of this node, and which of its places is this rank's.
 
     It rests on what all ranks of the node see alike: the CPUs that the step's ranks have together, and the GPUs. Where
@@ -57,12 +30,13 @@ def plan_here(topology: Topology, wish: Wish, local_rank: int, env: Mapping[str,
         wish: what the ranks need.
         local_rank: of this rank.
         env: its environment.
+        whole: whether the step has the whole node, whatever this rank may use of it.
 
     Raises:
         UserError: the wish does not fit the node.
     """
     own = os.sched_getaffinity(0)
-    topology = replace(topology, allowed=step_cpus(env, own))
+    topology = topology if whole else replace(topology, allowed=step_cpus(env, own))
     visible = visible_words(env)
     if visible is None:
         return decide(topology, wish), local_rank

@@ -9,7 +9,8 @@ import pytest
 from dthpc.config.schema import PlacementConfig
 from dthpc.errors import UserError
 from dthpc.placement.cpuset import format_cpus, format_mask
-from dthpc.placement.plan.here import plan_here, read_wish, step_cpus, visible_words
+from dthpc.placement.plan.here import plan_here, step_cpus, visible_words
+from dthpc.placement.plan.wanted import read_wish
 from dthpc.placement.plan.wish import Wish
 from dthpc.placement.topology import Topology
 from tests.placement import nodes
