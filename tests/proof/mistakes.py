@@ -20,10 +20,10 @@ from dthpc.models.losses import count_targets
 from dthpc.parallel import materialize
 from dthpc.parallel.model import ParallelModel
 from dthpc.parallel.pipeline.worker import ModuleWorker
-from dthpc.parallel.sharding import shards
 from dthpc.parallel.sharding.bucket import Bucket
 from dthpc.parallel.sharding.norm import Norm
 from dthpc.parallel.sharding.reduction import Reduction
+from dthpc.parallel.sharding.shards import Shards
 from dthpc.parallel.tensor import apply as tensor_apply
 from dthpc.parallel.tensor import loss as tensor_loss
 from dthpc.train import optim
@@ -84,14 +84,13 @@ def mean_of_means() -> AbstractContextManager[Any]:
 
 @_mistake("gradients are divided by the degree of data parallelism once more", "dp", "zero1", "zero2 1f1b", "hsdp clip")
 def divided_twice() -> AbstractContextManager[Any]:
-    kept = Reduction.rest
+    kept = Shards.finish_step
 
-    def rest(self: Any, buckets: Any) -> None:
-        kept(self, buckets)
-        for bucket in buckets:
-            bucket.share.div_(self._mesh.size("replicate") * self._mesh.size("shard"))
+    def finish_step(self: Any) -> None:
+        kept(self)
+        self.scale(1 / (self._mesh.size("replicate") * self._mesh.size("shard")))
 
-    return patch.object(Reduction, "rest", rest)
+    return patch.object(Shards, "finish_step", finish_step)
 
 
 @_mistake(
@@ -110,10 +109,9 @@ def loss_counted_twice() -> AbstractContextManager[Any]:
 def wrong_group() -> AbstractContextManager[Any]:
     kept = Reduction.__init__
 
-    def init(self: Any, mesh: Any, *rest: Any) -> None:
-        kept(self, mesh, *rest)
-        tensor = mesh.group("tp")
-        self._replicas = [tensor if tensor is not None else group for group in self._replicas]
+    def init(self: Any, *arguments: Any) -> None:
+        kept(self, *arguments)
+        self._replicas = [self._tensor or channel for channel in self._replicas]
 
     return patch.object(Reduction, "__init__", init)
 
@@ -150,12 +148,21 @@ def sequence_parts_not_added() -> AbstractContextManager[Any]:
     "tp interleaved tied",
 )
 def tied_not_added() -> AbstractContextManager[Any]:
-    return patch.object(Reduction, "_add_tied", lambda self, bucket, group: Pending([]))
+    return patch.object(Reduction, "_add_tied", lambda *arguments: Pending([]))
 
 
 @_mistake("updated shards are not gathered", "zero1", "zero2", "zero1 tp", "zero2 1f1b", "zero1 bf16s")
 def not_gathered() -> AbstractContextManager[Any]:
-    return patch.object(shards, "all_gather", lambda *arguments: Pending([]))
+    kept = Shards.publish
+
+    def publish(self: Any) -> None:
+        channel, self._channel = self._channel, None
+        try:
+            kept(self)
+        finally:
+            self._channel = channel
+
+    return patch.object(Shards, "publish", publish)
 
 
 @_mistake(
@@ -164,9 +171,9 @@ def not_gathered() -> AbstractContextManager[Any]:
 def not_accumulated() -> AbstractContextManager[Any]:
     kept = Bucket.receive
 
-    def receive(self: Any, slot: Any, gradient: Tensor, pool: Any) -> None:
+    def receive(self: Any, slot: Any, *arguments: Any) -> None:
         slot.filled = False
-        kept(self, slot, gradient, pool)
+        kept(self, slot, *arguments)
         slot.parameter.grad = None
 
     return patch.object(Bucket, "receive", receive)
@@ -246,7 +253,7 @@ def clipped_while_scaled() -> AbstractContextManager[Any]:
 
 
 @_mistake(
-    "a flat shard of a matrix is taken for a bias and not decayed", "zero1", "zero2 tp", "zero3", "zero3 1f1b", "bf16s"
+    "a flat shard of a matrix is taken for a bias and not decayed", "zero1", "zero2 tp", "zero3", "zero3 1f1b"
 )
 def decayed_by_local_shape() -> AbstractContextManager[Any]:
     def groups(pieces: Any, weight_decay: float, no_decay: Any = ()) -> list[dict[str, Any]]:
