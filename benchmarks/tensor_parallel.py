@@ -1,7 +1,7 @@
 """A step of a stack of transformer blocks, split over two ranks: ours against torch's DTensor, and against one rank.
 
-    python benchmarks/tensor_parallel.py [--repeats 30] [--layers 6] [--dim 512] [--batch 4] [--length 128]
-        [--mlp gelu|swiglu]
+    python benchmarks/tensor_parallel.py [--repeats 30] [--layers 6] [--dim 384] [--batch 8] [--length 128]
+        [--mlp gelu|swiglu] [--norm layer|rms]
 
 Every rank has one thread. The variants take turns in the same two processes, a step each (A B C A B C …), so that
 whatever else the machine does hits all alike; in a turn of "one rank" the other process waits. A step is a forward and
@@ -57,7 +57,16 @@ class Stack(nn.Module):
         super().__init__()
         hidden = 4 * args.dim if args.mlp == "gelu" else 1408 * args.dim // 512
         made = [
-            Block(args.dim, args.dim // 64, args.dim // 64, hidden, norm="rms", mlp=args.mlp, bias=False, dropout=0.0)
+            Block(
+                args.dim,
+                args.dim // 64,
+                args.dim // 64,
+                hidden,
+                norm=args.norm,
+                mlp=args.mlp,
+                bias=args.norm == "layer",
+                dropout=0.0,
+            )
             for _ in range(args.layers)
         ]
         self.blocks = nn.ModuleDict({str(number): block for number, block in enumerate(made)})
@@ -171,10 +180,11 @@ def report(times: Times) -> None:
 def main() -> None:
     """Start the ranks."""
     parser = argparse.ArgumentParser(description="Tensor parallelism: ours against DTensor.")
-    sizes = {"repeats": 30, "ranks": 2, "layers": 6, "dim": 512, "batch": 4, "length": 128}
+    sizes = {"repeats": 30, "ranks": 2, "layers": 6, "dim": 384, "batch": 8, "length": 128}
     for name, size in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=size)
     parser.add_argument("--mlp", choices=("gelu", "swiglu"), default="gelu")
+    parser.add_argument("--norm", choices=("layer", "rms"), default="layer")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(measure, (str(Path(folder) / "store"), args), args.ranks)

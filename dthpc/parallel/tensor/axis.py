@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 
-from dthpc.comm import collectives
+from dthpc.comm.collectives import BufferPool, Channel
 from dthpc.errors import UserError
 from dthpc.parallel.mesh import Mesh
 
@@ -25,8 +25,11 @@ class TensorAxis:
     work on the same samples, so they all skip it.
     """
 
-    group: dist.ProcessGroup
-    """The ranks, in order."""
+    channel: Channel
+    """The ranks' way to talk, in their order."""
+
+    pool: BufferPool
+    """Room for what is on its way."""
 
     index: int
     """This one."""
@@ -43,7 +46,8 @@ class TensorAxis:
         group = mesh.group("tp")
         if group is None:
             raise ValueError("the mesh has no tensor-parallel axis")
-        return cls(group, mesh.index("tp"), mesh.size("tp"), sequence_parallel)
+        pool = BufferPool()
+        return cls(Channel(group, pool), pool, mesh.index("tp"), mesh.size("tp"), sequence_parallel)
 
     def share(self, total: int, index: int | None = None) -> tuple[int, int]:
         """First index and length of a rank's share of `total`; lengths differ by at most one, longer ones first."""
@@ -55,7 +59,7 @@ class TensorAxis:
         """Sum a contiguous tensor over the axis, in place."""
         if not x.numel():
             return lambda: x
-        pending = collectives.all_reduce(x.view(-1), self.group)
+        pending = self.channel.all_reduce(x.view(-1))
 
         def finish() -> Tensor:
             pending.wait()
@@ -69,12 +73,20 @@ class TensorAxis:
         if not x.numel():
             return lambda: x.new_empty(batch, self.size * length, *rest)
         x = x.contiguous()
-        parts = x.new_empty(self.size, batch, length, *rest)
-        pending = collectives.all_gather(parts.view(-1), x.view(-1), self.group)
+        if batch == 1:
+            parts = x.new_empty(self.size * x.numel())
+        else:
+            parts = self.pool.take(self.size * x.numel(), x.dtype, x.device)
+        pending = self.channel.all_gather(parts, x.view(-1))
 
         def finish() -> Tensor:
             pending.wait()
-            return parts.transpose(0, 1).reshape(batch, self.size * length, *rest)
+            if batch == 1:
+                return parts.view(1, self.size * length, *rest)
+            whole = x.new_empty(batch, self.size, length, *rest)
+            whole.copy_(parts.view(self.size, *x.shape).transpose(0, 1))
+            self.pool.give(parts)
+            return whole.view(batch, self.size * length, *rest)
 
         return finish
 
@@ -82,14 +94,21 @@ class TensorAxis:
         """Sum `[B, T, …]` over the axis; this rank gets its part of the sequence, `[B, T / size, …]`."""
         batch, length, *rest = x.shape
         short = self.check_sequence(length)
-        if not x.numel():
-            return lambda: x.new_empty(batch, short, *rest)
-        parts = x.reshape(batch, self.size, short, *rest).transpose(0, 1).contiguous()
         mine = x.new_empty(batch, short, *rest)
-        pending = collectives.reduce_scatter(mine.view(-1), parts.view(-1), self.group)
+        if not x.numel():
+            return lambda: mine
+        if batch == 1:
+            parts = x.contiguous().view(-1)
+        else:
+            parts = self.pool.take(x.numel(), x.dtype, x.device)
+            by_rank = x.reshape(batch, self.size, short, *rest).transpose(0, 1)
+            parts.view(by_rank.shape).copy_(by_rank)
+        pending = self.channel.reduce_scatter(mine.view(-1), parts)
 
         def finish() -> Tensor:
             pending.wait()
+            if batch > 1:
+                self.pool.give(parts)
             return mine
 
         return finish
@@ -120,7 +139,7 @@ class TensorAxis:
             return x.new_empty(*x.shape[:-1], total)
         longest = self.share(total, 0)[1]
         # Rows of one length travel; the spare element of a shorter share is never read.
-        padded = torch.nn.functional.pad(x, (0, longest - x.shape[-1])).contiguous()
+        padded = F.pad(x, (0, longest - x.shape[-1])).contiguous()
         parts = x.new_empty(self.size, *padded.shape)
-        collectives.all_gather(parts.view(-1), padded.view(-1), self.group).wait()
+        self.channel.all_gather(parts.view(-1), padded.view(-1)).wait()
         return torch.cat([parts[rank][..., : self.share(total, rank)[1]] for rank in range(self.size)], dim=-1)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from dthpc.comm import collectives
 from dthpc.models.losses import IGNORE, count_targets, next_token
 from dthpc.parallel.mesh import Mesh
 from dthpc.parallel.tensor.axis import TensorAxis
@@ -117,7 +116,7 @@ def _exchange(mine: Tensor, axis: TensorAxis) -> tuple[Tensor, Tensor, Tensor]:
     """The ranks' three rows `[3, N]`, each as `[tp, N]`."""
     everyone = mine.new_empty(axis.size, *mine.shape)
     if mine.numel():
-        collectives.all_gather(everyone.view(-1), mine.view(-1), axis.group).wait()
+        axis.channel.all_gather(everyone.view(-1), mine.view(-1)).wait()
     peaks, sums, hits = everyone.unbind(1)
     return peaks, sums, hits
 

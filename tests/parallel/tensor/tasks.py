@@ -185,7 +185,7 @@ class CountingAxis(TensorAxis):
     """Writes down the exchanges that it makes, and the size of what is sent."""
 
     def __init__(self, axis: TensorAxis) -> None:
-        super().__init__(axis.group, axis.index, axis.size, axis.sequence_parallel)
+        super().__init__(axis.channel, axis.pool, axis.index, axis.size, axis.sequence_parallel)
         object.__setattr__(self, "made", [])
 
     def start_all_reduce(self, x: Tensor) -> Any:
