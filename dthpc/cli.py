@@ -12,6 +12,7 @@ from dthpc.errors import nearest
 VERBS = {
     "submit": "check a configuration and start its run: here, or on a cluster with +cluster=slurm",
     "status": "show all runs, or one in detail; --watch follows it",
+    "doctor": "a node's topology, where ranks would go on it, and what is wrong with it",
 }
 """Verbs and what they do; each is a module of the package with `main(argv) -> exit code`."""
 

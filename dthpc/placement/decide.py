@@ -16,6 +16,7 @@ from dthpc.placement.plan.memory import memory_of
 from dthpc.placement.plan.nics import Sender, deal_nics
 from dthpc.placement.plan.order import deal_units
 from dthpc.placement.plan.places import NicChoice, NodePlan, RankPlace, Unit
+from dthpc.placement.plan.sound import demand_sound
 from dthpc.placement.plan.units import share_out, units_of
 from dthpc.placement.plan.wish import Wish
 from dthpc.placement.topology import Topology
@@ -25,9 +26,10 @@ def decide(topology: Topology, wish: Wish) -> NodePlan:
     """Place the ranks of one node.
 
     Raises:
-        UserError: the wish does not fit the node: more GPUs than visible, ranks without equal shares of them, a mask
-            outside of what may be used, nothing left after what is reserved.
+        UserError: the topology contradicts itself, or the wish does not fit the node: more GPUs than visible, ranks
+            without equal shares of them, a mask outside of what may be used, nothing left after what is reserved.
     """
+    demand_sound(topology)
     units = units_of(topology, max(wish.ranks, wish.gpus or 0) if wish.gpus != 0 else 0, wish.visible)
     count, remark = share_out(wish.ranks, wish.gpus, units)
     given = deal_units(topology, units, wish.ranks, count, wish.axes)
