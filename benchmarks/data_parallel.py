@@ -3,9 +3,9 @@
     python benchmarks/data_parallel.py [--ranks 2] [--repeats 12] [--only ddp,zero3] [--peers FOLDER]
 
 Each rank is a process of one thread; they train a GPT of 10.8 M parameters on 512 tokens each, in fp32 with fused
-AdamW, over Gloo. All contenders live in the same processes and take turns of one step, so that whatever else the machine does
-hits all alike. `compute` is the same step in the same processes at the same time without any communication, its update
-of all parameters included; a contender's overhead is its time less that of `compute`.
+AdamW, over Gloo. All contenders live in the same processes and take turns of one step, so that whatever else the
+machine does hits all alike. `compute` is the same step in the same processes at the same time without any
+communication, its update of all parameters included; a contender's overhead is its time less that of `compute`.
 
 The peers are torch's DistributedDataParallel, ZeroRedundancyOptimizer and fully_shard (FSDP2), and, where they are
 installed, DeepSpeed and FairScale. `--peers` names a folder that is searched for the latter two:

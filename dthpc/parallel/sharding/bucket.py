@@ -48,7 +48,6 @@ class Slot:
     part: Part
     start: int
     stop: int
-    bucket: Bucket = field(repr=False)
 
     filled: bool = False
     """Whether the bucket's full gradients hold this one's."""
@@ -107,7 +106,7 @@ class Bucket:
         self.slots: list[Slot] = []
         offset = 0
         for parameter, part in parameters:
-            self.slots.append(Slot(parameter, part, offset, offset + parameter.numel(), self))
+            self.slots.append(Slot(parameter, part, offset, offset + parameter.numel()))
             offset += parameter.numel()
         self.shards = shards
         self.count = offset

@@ -60,9 +60,11 @@ class Gradients:
         self._due: list[Call] = []
         # Waiting for a GPU's collectives does not block, and belongs to the thread that launches its kernels.
         self._courier = Courier() if reduction.on_host else None
-        self._slots = [slot for bucket in buckets for slot in bucket.slots]
-        self._slot_of = {slot.parameter: slot for slot in self._slots}
-        for number, slot in enumerate(self._slots):
+        # Nothing refers back to its owner, so that a group of ranks is let go of with the last that uses it, and not by
+        # the garbage collector in some thread.
+        self._slots = [(bucket, slot) for bucket in buckets for slot in bucket.slots]
+        self._slot_of = {slot.parameter: (bucket, slot) for bucket, slot in self._slots}
+        for number, (_, slot) in enumerate(self._slots):
             # A parameter's hook is out of the garbage collector's sight: a strong reference would keep it all for good.
             hook = partial(_tell, weakref.ref(self), number)
             slot.parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -92,15 +94,15 @@ class Gradients:
 
     def ready(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         """Take a gradient that autograd does not know of."""
-        slot = self._slot_of.get(parameter)
-        if slot is not None:
+        place = self._slot_of.get(parameter)
+        if place is not None:
             self._calls += 1
-            self._arrive(slot, gradient, False)
+            self._arrive(*place, gradient, False)
 
     def finish(self) -> None:
         """Send what was not sent, wait, and make all sums."""
         if self._every_pass:
-            left = [slot.part.name for slot in self._slots if slot.filled]
+            left = [slot.part.name for _, slot in self._slots if slot.filled]
             if left:
                 raise RuntimeError(f"gradients came outside of a pass that reduces them: {', '.join(left[:5])}")
         else:
@@ -126,13 +128,12 @@ class Gradients:
         gradient = parameter.grad
         # The hook runs also where a layer has left its weight's gradient for later.
         if gradient is not None:
-            slot = self._slots[number]
+            bucket, slot = self._slots[number]
             slot.hooked = True
             self._hooks += 1
-            self._arrive(slot, gradient, True)
+            self._arrive(bucket, slot, gradient, True)
 
-    def _arrive(self, slot: Slot, gradient: Tensor, in_place: bool) -> None:
-        bucket = slot.bucket
+    def _arrive(self, bucket: Bucket, slot: Slot, gradient: Tensor, in_place: bool) -> None:
         if bucket.launched:
             raise RuntimeError(
                 f"parameter {slot.part.name} got a gradient after the gradients of its bucket were complete: "

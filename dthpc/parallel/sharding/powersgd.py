@@ -6,6 +6,8 @@ is laid out beforehand, so that it has the same names and shapes in every checkp
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,10 +59,17 @@ class PowerSGD:
     def reduce(self, buckets: Sequence[Bucket]) -> None:
         """Replace the complete gradients of all buckets by approximations of their sums; one bucket after the other,
         because the hook sends from callbacks whose order would differ between ranks."""
+        hook: Any = powerSGD_hook
+        holders = sys.getrefcount(self._state.process_group)
         for bucket in buckets:
-            hook: Any = powerSGD_hook
             hook(self._state, self._views[bucket]).wait()
             bucket.share.mul_(self._size)
+        # The hook's callbacks hold the group, and are let go of by threads of the group itself. Were one of them last
+        # in holding it, the group would end in its own thread, and with it the process.
+        for _ in range(1000):
+            if sys.getrefcount(self._state.process_group) <= holders:
+                break
+            time.sleep(1e-4)
 
     def state(self) -> dict[str, Tensor]:
         """This rank's own state, by fixed names."""

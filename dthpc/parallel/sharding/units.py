@@ -11,6 +11,7 @@ ranks. A parameter that several blocks share belongs to the root unit.
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -102,13 +103,13 @@ class Units:
             for unit in owners:
                 unit.buckets.append(bucket)
             self._holders[bucket] = set()
-        for blocks in self._blocks:
+        # The blocks must not keep these units, and with them the group of ranks, in a circle.
+        me = weakref.ref(self)
+        for chunk, blocks in enumerate(self._blocks):
             for place, unit in enumerate(blocks):
                 assert unit.module is not None
-                following = blocks[place + 1] if place + 1 < len(blocks) else None
-                before = blocks[place - 1] if place else None
-                unit.module.register_forward_pre_hook(partial(self._before_forward, unit, following))
-                unit.module.register_forward_hook(partial(self._after_forward, unit, before), with_kwargs=True)
+                unit.module.register_forward_pre_hook(partial(_enter, me, chunk, place))
+                unit.module.register_forward_hook(partial(_leave, me, chunk, place), with_kwargs=True)
 
     @contextmanager
     def forward(self, chunk: int) -> Iterator[None]:
@@ -149,24 +150,27 @@ class Units:
     def _keeps(self) -> bool:
         return self._keep_last and torch.is_grad_enabled()
 
-    def _before_forward(self, unit: Unit, following: Unit | None, module: nn.Module, inputs: Any) -> None:
-        self._hold(unit)
-        if following is not None and not self._in_backward:
-            self._start(following)
+    def enter(self, chunk: int, place: int) -> None:
+        """Before a block's forward pass."""
+        blocks = self._blocks[chunk]
+        self._hold(blocks[place])
+        if place + 1 < len(blocks) and not self._in_backward:
+            self._start(blocks[place + 1])
 
-    def _after_forward(
-        self, unit: Unit, before: Unit | None, module: nn.Module, inputs: Any, named: Any, outputs: Any
-    ) -> None:
+    def leave(self, chunk: int, place: int, inputs: Any, outputs: Any) -> None:
+        """After a block's forward pass."""
+        unit = self._blocks[chunk][place]
+        before = self._blocks[chunk][place - 1] if place else None
         # Within a backward pass a forward pass makes activations anew, and the backward pass of the block follows.
         if self._in_backward:
             return
-        if not (self._keeps() and unit is self._blocks[unit.chunk][-1]):
+        if not (self._keeps() and unit is self._blocks[chunk][-1]):
             self._drop(unit)
         if not torch.is_grad_enabled():
             return
         for tensor in _differentiable(outputs):
             tensor.register_hook(partial(self._before_backward, unit, before))  # type: ignore[no-untyped-call]
-        taken = _differentiable((inputs, named))
+        taken = _differentiable(inputs)
         # A leaf's gradient may be there before those of the block's parameters; the end of the pass is near then.
         if taken and not any(tensor.is_leaf for tensor in taken):
             torch.autograd.graph.register_multi_grad_hook(taken, lambda _: self._after_backward(unit))
@@ -207,6 +211,20 @@ class Units:
                 if pending is not None:
                     pending.wait()
                 bucket.release()
+
+
+def _enter(units: weakref.ref[Units], chunk: int, place: int, module: nn.Module, inputs: Any) -> None:
+    alive = units()
+    if alive is not None:
+        alive.enter(chunk, place)
+
+
+def _leave(
+    units: weakref.ref[Units], chunk: int, place: int, module: nn.Module, inputs: Any, named: Any, outputs: Any
+) -> None:
+    alive = units()
+    if alive is not None:
+        alive.leave(chunk, place, (inputs, named), outputs)
 
 
 def _differentiable(values: Any) -> list[Tensor]:
