@@ -92,9 +92,26 @@ def test_a_nic_of_a_card_with_two_dies_carries_both() -> None:
     assert [place.nics[0].nic.name for place in plan.places] == [f"hsn{i // 2}" for i in range(8)]
 
 
+def test_a_gpu_without_a_near_nic_takes_one_of_the_others_and_never_one_that_is_far_from_all() -> None:
+    nics = [nodes.hca("mlx5_0"), nodes.hca("mlx5_1")]
+    links = nodes.near("PXB", {0: ["mlx5_1"]}, 2, ["mlx5_0", "mlx5_1"])
+    plan = decide(nodes.node(4, 2, gpus=[nodes.gpu(0, 0), nodes.gpu(1, 1)], nics=nics, links=links), Wish(2))
+    assert [[choice.nic.name for choice in place.nics] for place in plan.places] == [["mlx5_1"], ["mlx5_1"]]
+    assert "none is near to GPU1" in plan.places[1].why["nic"]
+
+
+def test_shares_are_whole_caches_where_these_come_out_even() -> None:
+    plan = decide(nodes.node(16, 1, threads=1, l3=4), Wish(2, reserved=frozenset({0})))
+    assert [format_cpus(place.cpus or ()) for place in plan.places] == ["1-7", "8-15"]
+
+
 def test_memory_of_a_gpu_is_never_bound_to() -> None:
     topology = nodes.gh200()
-    emptied = tuple(replace(each, memory_bytes=0) if each.index == 1 else each for each in topology.numa or ())
+    # The GPU's own memory is the nearest that there is, and still none to bind to.
+    away = {12: 11, 0: 20, 1: 10, 2: 30, 3: 30, 4: 40, 20: 40, 28: 40}
+    emptied = tuple(
+        replace(each, memory_bytes=0, distances=away) if each.index == 1 else each for each in topology.numa or ()
+    )
     plan = decide(replace(topology, numa=emptied), Wish(4))
     assert plan.places[1].memory == (0,)
     assert "no memory" in plan.places[1].why["memory"]
