@@ -142,6 +142,8 @@ def _serve(connection: Connection) -> None:
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
+            # A group that could not start keeps its number, and then no later one would have the same on all ranks.
+            dist.distributed_c10d._world.group_count = 0
             # Each group has threads that wake up a hundred times a second, until the last reference to it is gone.
             while gc.collect():
                 pass

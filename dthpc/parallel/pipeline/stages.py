@@ -69,7 +69,14 @@ def deal(model: nn.Module, mesh: Mesh, how: Any, measure: Callable[[], Sequence[
         return balance.uniform(len(layers), layout.stages)
     if how == "auto":
         return balance.deal([layer.cost for layer in layers], layout.stages)
-    if how == "measured" and measure is not None:
+    if how == "measured":
+        if measure is None:
+            raise UserError(
+                "there is nothing to measure layers with here",
+                key="parallel.stages",
+                value=how,
+                instead="pass what an earlier measurement dealt, or parallel.stages=auto",
+            )
         return balance.deal(_agree(mesh, measure), layout.stages)
     raise UserError("unknown way to deal layers to stages", key="parallel.stages", value=how, instead=nearest(how, HOW))
 

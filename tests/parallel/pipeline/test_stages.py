@@ -146,6 +146,7 @@ def test_a_weight_on_three_ranks_is_refused() -> None:
     ("how", "words"),
     [
         ("even", "parallel.stages=even: unknown way"),
+        ("measured", "parallel.stages=measured: there is nothing to measure layers with here"),
         ([1, 2], "there are 3 stages, but numbers of layers for 2"),
         ([1, 2, 3], r"the numbers add up to 6, but the model has 8 layers"),
     ],
