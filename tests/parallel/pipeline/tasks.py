@@ -197,6 +197,9 @@ def piped(rank: int, case: Case, ranks: int) -> Outcome:
     """Some steps through the pipeline, without an update in between."""
     layout = Layout(pp=ranks, schedule=case.schedule, chunks=case.chunks)
     mesh = make_mesh(layout, "cpu")
+    if case.breaks is not None:
+        # The one that breaks may be gone before the others are there.
+        torch.distributed.barrier()
     schedule = build(case.schedule, ranks, case.chunks, len(case.rows))
     model = case.model()
     chunks, parts = cut(model, mesh, deal(model, mesh, "auto"))
@@ -252,6 +255,8 @@ class Changing(nn.Module):
 
 def handed_over(rank: int, how: str) -> str:
     """What the first of two stages says to an output of that kind, or the shape in which the second gets it."""
+    # One of them is gone at once, which the other must be there to see.
+    torch.distributed.barrier()
     schedule = build("gpipe", 2, 1, 2)
     got: list[tuple[int, ...]] = []
 
