@@ -57,8 +57,8 @@ class Sleep(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, share: float, store: WeightStore | None) -> Tensor:
         started = time.perf_counter()
-        ctx.share, ctx.store, ctx.like = share, store, weight
-        output = x + 1
+        ctx.share, ctx.store = share, store
+        output = torch.empty_like(x)
         sleep_until(started + FORWARD * share)
         return output
 
@@ -67,9 +67,9 @@ class Sleep(torch.autograd.Function):
         started = time.perf_counter()
         deferring = ctx.store is not None and ctx.store.deferring
         # torch.distributed.pipelining takes no gradients that are expanded.
-        results = gradient.clone(), torch.zeros_like(ctx.like), None, None
+        result = gradient.contiguous()
         sleep_until(started + (INPUT + (0 if deferring else WEIGHT)) * ctx.share)
-        return results
+        return result, None, None, None
 
 
 def sleep_until(moment: float) -> None:
