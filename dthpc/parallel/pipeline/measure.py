@@ -37,6 +37,20 @@ def measure(
         autocast: makes the context of forward passes.
         repeats: tries.
     """
+    # Layers may draw random numbers, and a run must draw the same ones whether it measures or not.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        return _measure(model, inputs, targets, loss, device, autocast, repeats)
+
+
+def _measure(
+    model: nn.Module,
+    inputs: Any,
+    targets: Any,
+    loss: Loss,
+    device: torch.device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    repeats: int,
+) -> list[float]:
     layers = layers_of(model)
     seconds: list[float] = []
     x = inputs

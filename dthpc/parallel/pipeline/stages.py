@@ -137,9 +137,17 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def keep(model: nn.Module, layers: Sequence[Layer], kept: Sequence[int]) -> nn.Module:
-    """A copy of a model's structure with its own parameters and buffers, and of its layers only some."""
+    """A copy of a model's structure with its own parameters and buffers, and of its layers only some.
+
+    Raises:
+        UserError: the model holds something that cannot be copied.
+    """
     tensors = [*model.parameters(), *model.buffers()]
-    chunk: nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    try:
+        chunk: nn.Module = copy.deepcopy(model, {id(tensor): tensor for tensor in tensors})
+    except (TypeError, RuntimeError) as error:
+        why = f"the model cannot be copied, as each stage keeps its own part of it: {error}"
+        raise _refused(why, model, "parallel.pp=1, or give it no attributes such as locks, files or graphs") from error
     for number, layer in enumerate(layers):
         if number not in kept:
             for name in layer.names:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -134,6 +135,13 @@ def test_what_cannot_be_cut_is_refused(model: nn.Module, words: str) -> None:
         deal(model, mesh_of(0, 2), "auto")
     assert words in str(refusal.value)
     assert "pipeline_layers" in str(refusal.value)
+
+
+def test_a_model_that_cannot_be_copied_is_refused() -> None:
+    model = Tower()
+    model.lock = threading.Lock()
+    with pytest.raises(UserError, match="the model cannot be copied"):
+        cut_all(model, 2)
 
 
 def test_a_weight_on_three_ranks_is_refused() -> None:
