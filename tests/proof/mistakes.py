@@ -252,9 +252,7 @@ def clipped_while_scaled() -> AbstractContextManager[Any]:
     return patch.object(ParallelModel, "update", update)
 
 
-@_mistake(
-    "a flat shard of a matrix is taken for a bias and not decayed", "zero1", "zero2 tp", "zero3", "zero3 1f1b"
-)
+@_mistake("a flat shard of a matrix is taken for a bias and not decayed", "zero1", "zero2 tp", "zero3", "zero3 1f1b")
 def decayed_by_local_shape() -> AbstractContextManager[Any]:
     def groups(pieces: Any, weight_decay: float, no_decay: Any = ()) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = [{"params": [], "weight_decay": decay} for decay in (weight_decay, 0.0)]
