@@ -49,6 +49,11 @@ def parallel_of(config: Any) -> ParallelConfig:
     node = config.parallel
     # Merging with the schema in OmegaConf takes 10 ms, which a dry run would notice.
     given: Any = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else dict(node)
+    for name, kind in {"": ParallelConfig, **NESTED}.items():
+        group, known = (given.get(name) or {}) if name else given, vars(kind())
+        for key in sorted(group.keys() - known.keys()):
+            told = ".".join(filter(None, ("parallel", name, key)))
+            raise UserError("there is no such key", key=told, value=group[key], instead=nearest(key, known))
     return ParallelConfig(**{**given, **{name: kind(**given.get(name) or {}) for name, kind in NESTED.items()}})
 
 
@@ -298,13 +303,13 @@ def _check_batch(parallel: ParallelConfig, config: Any, ranks: int) -> list[User
                 instead=f"train.micro_batch=null, or at most {share}",
             )
         ]
-    return _check_micro_batches(parallel, micro_batches_of(config, dp, parallel.pp), share, micro, dp)
+    return _check_micro_batches(parallel, micro_batches_of(config, dp, parallel.pp), whole, micro, dp)
 
 
 def _check_micro_batches(
-    parallel: ParallelConfig, count: int, share: int, micro: int | None, dp: int
+    parallel: ParallelConfig, count: int, whole: int, micro: int | None, dp: int
 ) -> list[UserError]:
-    pp, schedule = parallel.pp, parallel.schedule
+    pp, schedule, share = parallel.pp, parallel.schedule, -(-whole // dp)
     size = micro or -(-share // count)
     shown = f"{count} micro-batch{'' if count == 1 else 'es'}"
     told = f"a rank's share of {share} samples makes {shown} of up to {size} in a step"
@@ -318,7 +323,7 @@ def _check_micro_batches(
             UserError(
                 f"too few micro-batches: {told}, and {schedule} needs at least pp={pp} to keep all stages at work",
                 key="train.micro_batch" if micro is not None else "train.global_batch",
-                value=micro if micro is not None else share * dp,
+                value=micro if micro is not None else whole,
                 instead=f"{enough}, or a smaller parallel.pp, or {layerwise}",
             )
         ]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from dthpc.errors import UserError
 from dthpc.parallel.check import check, degrees_of, micro_batches_of
 
 
@@ -139,6 +141,26 @@ def test_too_few_micro_batches_are_told(settings: dict[str, Any], expected: str)
     found = messages(tasks_per_node=settings["pp"], **settings)
     assert len(found) == 1, found
     assert expected in found[0]
+
+
+def test_too_few_micro_batches_are_told_with_the_batch_that_was_given() -> None:
+    [found] = messages(tasks_per_node=8, pp=4, batch=5)  # shares of 3 and 2 samples
+    assert found.startswith("train.global_batch=5: too few micro-batches: a rank's share of 3 samples makes 3")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "expected"),
+    [
+        ({"zero_stage": 2}, "parallel.zero_stage=2: there is no such key. Instead: did you mean"),
+        (
+            {"gradients": {"type": "bf16"}},
+            "parallel.gradients.type=bf16: there is no such key. Instead: did you mean dtype?",
+        ),
+    ],
+)
+def test_keys_that_a_plus_forced_in_are_told(parallel: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError, match=re.escape(expected)):
+        messages(**parallel)
 
 
 def test_one_micro_batch_through_gpipe_is_layer_wise_model_parallelism() -> None:
