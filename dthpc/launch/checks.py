@@ -7,7 +7,7 @@ import importlib.util
 import math
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +115,26 @@ def _room_checks() -> list[Callable[[Any], list[UserError]]]:
 
 
 def _top_level(config: Any) -> Iterator[UserError]:
+    """Keys that the schema does not have: Hydra lets them in where they are forced by a plus."""
+    schema = Config()
     known = [item.name for item in fields(Config)]
     for key in config:
         if key not in known:
             yield UserError(
                 "there is no such group or key", key=str(key), value=_shown(config[key]), instead=nearest(key, known)
             )
+        elif is_dataclass(getattr(schema, key)) and key != "parallel":  # which its own check looks through
+            yield from _unknown_keys(config[key], getattr(schema, key), key)
+
+
+def _unknown_keys(node: Any, schema: Any, prefix: str) -> Iterator[UserError]:
+    known = [item.name for item in fields(schema)]
+    for key in node if hasattr(node, "keys") else ():
+        if key not in known:
+            told = f"{prefix}.{key}"
+            yield UserError("there is no such key", key=told, value=_shown(node[key]), instead=nearest(key, known))
+        elif is_dataclass(getattr(schema, key)):
+            yield from _unknown_keys(node[key], getattr(schema, key), f"{prefix}.{key}")
 
 
 def _words(config: Any) -> Iterator[UserError]:

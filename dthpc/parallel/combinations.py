@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from dthpc.config.schema import ParallelConfig
@@ -100,6 +102,19 @@ def _offload(parallel: ParallelConfig, config: Any) -> Iterator[UserError]:
                 value="nvme",
                 instead=f"parallel.offload.folder=/local/scratch, or parallel.offload.{name}=cpu",
             )
+    # Elsewhere the folder is one of the nodes'.
+    here = value_at(config, "cluster.kind") == "local" and "nvme" in (offload.optimizer, offload.parameters)
+    if here and offload.folder and not _is_writable(Path(offload.folder)):
+        yield UserError(
+            "is no folder that you may write to",
+            key="parallel.offload.folder",
+            value=offload.folder,
+            instead="a folder on a local disk, or parallel.offload.*=cpu",
+        )
+
+
+def _is_writable(folder: Path) -> bool:
+    return folder.is_dir() and os.access(folder, os.W_OK)
 
 
 def _outer(parallel: ParallelConfig, config: Any) -> Iterator[UserError]:

@@ -23,6 +23,10 @@ def test_the_default_run_has_no_mistake() -> None:
     ("word", "expected"),
     [
         ("+clusterr=slurm", "did you mean cluster?"),
+        ("+train.grad_accumulation=4", "train.grad_accumulation=4: there is no such key"),
+        ("+precision.computer=bf16", "did you mean compute?"),
+        ("+optim.schedule.warmup=4", "optim.schedule.warmup=4: there is no such key"),
+        ("parallel.offload.optimizer=nvme parallel.offload.folder=/nowhere", "parallel.offload.folder=/nowhere"),
         ("precision.compute=fp8", "fp32"),
         ("optim.schedule.name=cosin", "did you mean cosine?"),
         ("comm.backend=glo", "did you mean gloo?"),

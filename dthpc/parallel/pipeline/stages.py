@@ -122,6 +122,10 @@ def layers_of(model: nn.Module) -> list[Layer]:
     layers: list[Layer] = list(declare())
     owner: dict[str, int] = {}
     for number, layer in enumerate(layers):
+        if not hasattr(layer, "names") or not hasattr(layer, "cost"):
+            raise _refused(
+                f"pipeline layer {number} is a {type(layer).__name__} without names and cost", model, DECLARE
+            )
         for name in layer.names:
             if not _exists(model, name):
                 raise _refused(f"pipeline layer {number} names {name}, which the model does not have", model)

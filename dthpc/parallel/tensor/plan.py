@@ -31,7 +31,8 @@ column
     features must be of one kind: a matrix that makes queries, keys and values, or gate and input, has to be written
     as several.
 row
-    `nn.Linear`, split by input features. In: what `column` gives. Out: `[B, T, dim]`.
+    `nn.Linear`, split by input features. In: what `column` gives. Out: `[B, T, dim]`. What lies between the two must
+    work on each feature by itself, as an activation does, and a softmax or a mean does not: nothing can tell that.
 vocab_head
     `nn.Linear`, split by output features, whose output is what the model returns: this rank's share of the logits, of
     the whole sequence. May share its weight with a `vocab_embedding`.
@@ -117,6 +118,13 @@ def roles_of(chunk: nn.Module, tp: int) -> dict[str, str]:
             '`return {"*.up": "column", "*.down": "row"}` (see dthpc/parallel/tensor/plan.py)',
         )
     plan = chunk.tensor_plan()
+    if not isinstance(plan, dict):
+        raise UserError(
+            f"the tensor plan of {type(chunk).__name__} is a {type(plan).__name__}, not a dict of roles by patterns",
+            key="tensor_plan",
+            value=plan,
+            instead='`{"*.up": "column", "*.down": "row"}`',
+        )
     for pattern, role in plan.items():
         if role not in ROLES:
             raise UserError(

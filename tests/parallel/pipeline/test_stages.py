@@ -137,6 +137,18 @@ def test_what_cannot_be_cut_is_refused(model: nn.Module, words: str) -> None:
     assert "pipeline_layers" in str(refusal.value)
 
 
+class NamesOnly(Tower):
+    """Lists bare names."""
+
+    def pipeline_layers(self) -> list[PipelineLayer]:
+        return ["embed", "head"]  # type: ignore[list-item]
+
+
+def test_layers_that_are_bare_names_are_refused() -> None:
+    with pytest.raises(UserError, match="pipeline layer 0 is a str without names and cost"):
+        layers_of(NamesOnly())
+
+
 def test_a_model_that_cannot_be_copied_is_refused() -> None:
     model = Tower()
     model.lock = threading.Lock()

@@ -42,3 +42,15 @@ def test_a_parameter_beside_split_matrices_needs_a_role_of_its_own() -> None:
         check_coverage(model, roles_of(model, 2), sequence_parallel=False)
     model = Normed(norm="inner")
     check_coverage(model, roles_of(model, 2), sequence_parallel=True)
+
+
+class Listed(tasks.User):
+    """Gives its plan in another form."""
+
+    def tensor_plan(self) -> dict[str, str]:
+        return [("body.up", "column")]  # type: ignore[return-value]
+
+
+def test_a_plan_that_is_no_dict_is_refused() -> None:
+    with pytest.raises(UserError, match="the tensor plan of Listed is a list, not a dict of roles by patterns"):
+        roles_of(Listed(True), 2)
