@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +207,14 @@ def test_ctrl_c_while_the_site_is_asked_ends_with_130(here: Path, tmp_path: Path
     command = [sys.executable, "-m", "dthpc.submit", *ONE, "+cluster=slurm"]
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     with subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        # A shell starts what it runs in the background with the signal ignored, which would be inherited.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as door:
         assert asked.read_text().startswith("asked")
         os.killpg(door.pid, signal.SIGINT)
