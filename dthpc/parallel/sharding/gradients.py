@@ -58,8 +58,9 @@ class Gradients:
         self._queue = self._all
         self._under_way: list[Pending] = []
         self._due: list[Call] = []
-        # Waiting for a GPU's collectives does not block, and belongs to the thread that launches its kernels.
-        self._courier = Courier() if reduction.on_host else None
+        # Waiting for a GPU's collectives does not block, and belongs to the thread that launches its kernels. Where one
+        # pass of a step is reduced, all waiting can be done at its end; else buffers must be free before.
+        self._courier = Courier() if reduction.on_host and every_pass else None
         # Nothing refers back to its owner, so that a group of ranks is let go of with the last that uses it, and not by
         # the garbage collector in some thread.
         self._slots = [(bucket, slot) for bucket in buckets for slot in bucket.slots]

@@ -512,12 +512,13 @@ def broad_gradients(rank: int) -> list[Tensor]:
 
 
 def broad(rank: int, size: int, zero: int) -> list[tuple[int, int, Tensor]]:
-    """Gradients of pieces of matrices so large that each is a bucket, after two passes: number, start, values."""
+    """Gradients of pieces of matrices so large that ZeRO 2 gives each a bucket, after two passes: number, start,
+    values."""
     model = broad_model()
     parts = whole_parts([model])
     options = ShardOptions(zero=zero)
     shards = Shards([model], parts, mesh_of(**degrees_for(size, {"zero": zero})), options)
-    assert [len(bucket.slots) for bucket in shards.buckets] == [1, 1, 1]
+    assert zero < 2 or [len(bucket.slots) for bucket in shards.buckets] == [1, 1, 1]
     for _ in range(2):
         shards.begin_step()
         with shards.forward(0):

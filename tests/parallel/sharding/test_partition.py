@@ -39,8 +39,10 @@ def test_the_first_bucket_is_small() -> None:
 def test_a_large_parameter_is_a_bucket_by_itself_unless_it_would_need_padding() -> None:
     count = ALONE // 4
     model = layers(8, 2 * count, 2 * count + 1, 8)
-    assert names([model], ShardOptions(), ranks=2) == [["1.weight"], ["3.weight", "2.weight", "0.weight"]]
-    assert names([model], ShardOptions(), ranks=3) == [["3.weight", "2.weight", "1.weight", "0.weight"]]
+    together = [["3.weight", "2.weight", "1.weight", "0.weight"]]
+    assert names([model], ShardOptions(zero=2), ranks=2) == [["1.weight"], ["3.weight", "2.weight", "0.weight"]]
+    assert names([model], ShardOptions(zero=2), ranks=3) == together
+    assert names([model], ShardOptions(zero=1), ranks=2) == together
 
 
 def test_formats_and_what_is_to_be_summed_keep_parameters_apart() -> None:
