@@ -227,16 +227,6 @@ class Channel:
         self._pool.give(theirs)
 
 
-def all_reduce(flat: Tensor, group: dist.ProcessGroup) -> Pending:
-    """See `Channel.all_reduce`."""
-    return Channel(group).all_reduce(flat)
-
-
-def all_gather(out: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Pending:
-    """See `Channel.all_gather`."""
-    return Channel(group).all_gather(out, mine)
-
-
 def _sum_into(out: Tensor, summands: list[Tensor], add: bool) -> None:
     """Add tensors in their order; `out` may be the first of them."""
     if out.dtype != torch.float32 and len(summands) + add > 2:

@@ -110,6 +110,7 @@ class ParallelModel:
     """Updates stages in the middle of a step, where the schedule has them do so (`pipedream`)."""
 
     def __post_init__(self) -> None:
+        self._known_actions: dict[int, tuple[Action, ...]] = {}
         if isinstance(self.worker, StashingWorker):
             self.worker.update = self.update_stage
 
@@ -165,14 +166,22 @@ class ParallelModel:
             check: looks at what the loss returned.
         """
         self.checked.check = check
-        plan = self.schedule
-        actions = actions_of(plan.name, self.mesh.index("pp"), plan.ranks, plan.chunks, len(parts)) if parts else ()
+        plan, actions = self.schedule, self._actions(len(parts))
         # Replicas that train on their own each take the mean over their share of the targets, and so do micro-batches
         # that each make an update.
         share = 1 if self.outer is None else self.mesh.size("replicate")
         share *= len(parts) if plan.stale else 1
         self.worker.begin(self._numbered(parts), actions, lambda: targets() / (self.scaler.scale * share))
         execute(actions, self.worker, self.links)
+
+    def _actions(self, passes: int) -> tuple[Action, ...]:
+        """What this rank does in a step of that many passes; made once, as steps are alike."""
+        known = self._known_actions.get(passes)
+        if known is None:
+            plan = self.schedule
+            known = actions_of(plan.name, self.mesh.index("pp"), plan.ranks, plan.chunks, passes) if passes else ()
+            self._known_actions[passes] = known
+        return known
 
     def result(self) -> tuple[float, int | None]:
         """Sum of the step's losses, and how many targets they counted; None where another stage computes them.

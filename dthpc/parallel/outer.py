@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dthpc.comm.collectives import Pending, all_gather, all_reduce
+from dthpc.comm.collectives import Channel, Pending
 from dthpc.parallel.mesh import Mesh
 from dthpc.parallel.parts import Piece
 
@@ -178,11 +178,11 @@ class _Flat:
         torch.sub(self.anchor.to(self.arriving.device), self.arriving, out=self.arriving)
         if group is None:
             return Pending([])
-        return self._sum_in_order(group) if self._copied else all_reduce(self.arriving, group)
+        return self._sum_in_order(group) if self._copied else Channel(group).all_reduce(self.arriving)
 
     def _sum_in_order(self, group: dist.ProcessGroup) -> Pending:
         gathered = self.arriving.new_empty(self._replicas * self.arriving.numel())
-        pending = all_gather(gathered, self.arriving, group)
+        pending = Channel(group).all_gather(gathered, self.arriving)
 
         def add() -> None:
             first, *others = gathered.chunk(self._replicas)

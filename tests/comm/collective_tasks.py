@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from dthpc.comm.collectives import Channel, all_gather
+from dthpc.comm.collectives import Channel
 
 
 def summands(rank: int, count: int, call: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -37,7 +37,7 @@ def gather(rank: int, size: int, count: int, in_place: bool, calls: int) -> list
         for call, out in enumerate(outs):
             out.chunk(size)[rank].copy_(mine[call])
             mine[call] = out.chunk(size)[rank]
-    for one in [all_gather(out, own, group) for out, own in zip(outs, mine, strict=True)]:
+    for one in [Channel(group).all_gather(out, own) for out, own in zip(outs, mine, strict=True)]:
         one.wait()
     return outs
 

@@ -53,18 +53,22 @@ class Line:
 
 
 def is_level(word: str) -> bool:
+    """Whether a word tells how two devices are connected, or marks the diagonal: `PIX`, `NV12`, `X`."""
     return word == "X" or re.fullmatch(LEVEL, word) is not None
 
 
 def is_peer(word: str) -> bool:
+    """Whether a word stands in a matrix of peer-to-peer abilities, such as `OK` or `CNS`."""
     return re.fullmatch(PEER, word) is not None
 
 
 def is_list(word: str) -> bool:
+    """Whether a word is a list of numbers: `0-15,32`."""
     return _LIST.fullmatch(word) is not None
 
 
 def is_absent(word: str) -> bool:
+    """Whether a cell tells nothing: it is empty, or says so."""
     return word == "" or _ABSENT.fullmatch(word) is not None
 
 
