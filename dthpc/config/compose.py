@@ -185,6 +185,8 @@ def _worded(error: Exception, argv: list[str]) -> Exception:
         if isinstance(at, KeyboardInterrupt):
             raise KeyboardInterrupt from error  # Ctrl-C met OmegaConf, which made an error of its own of it
         at = at.__cause__ or at.__context__
+    if "Config group override must be" in str(error):
+        return _no_option(argv)
     if isinstance(error, UserError) or not isinstance(error, (HydraException, OmegaConfBaseException)):
         return error
     causes: list[Exception] = [error]
@@ -197,6 +199,15 @@ def _worded(error: Exception, argv: list[str]) -> Exception:
     # The innermost message says what is wrong; the outer ones say only that composing failed.
     said = [_first_line(str(cause)) for cause in causes if str(cause).strip()]
     return UserError("; ".join(dict.fromkeys(said)) or type(error).__name__, instead="see --help and --cfg job")
+
+
+def _no_option(argv: list[str]) -> UserError:
+    """A group that was given a number, null or the like where the name of an option goes."""
+    groups = {entry.name for entry in config_folder().iterdir() if entry.is_dir()}
+    words = [word.lstrip("+~").partition("=") for word in argv]
+    key, value = next(((key, value) for key, sign, value in words if sign and key in groups), ("a group", "…"))
+    instead = f"the name of a file in conf/{key}, or set keys of the group: {key}.KEY=VALUE"
+    return UserError("a group takes the name of an option", key=key, value=value, instead=instead)
 
 
 def _wrong_override(causes: list[Exception], argv: list[str]) -> UserError | None:
@@ -232,9 +243,15 @@ def _wrong_override(causes: list[Exception], argv: list[str]) -> UserError | Non
         if "ListConfig" in wrong_type:
             key, value = merging.group(1), merging.group(2)
             return UserError("a list is wanted", key=key, value=value, instead=f"write '{key}=[{value}]'")
+        if keys := _keys_below(merging.group(1)):
+            why = f"it is a group of keys: {', '.join(keys)}"
+            instead = f"set one of them: {merging.group(1)}.{keys[0]}=…"
+            return UserError(why, key=merging.group(1), value=merging.group(2), instead=instead)
         kind = re.search(r"could not be converted to (\w+)", wrong_type)
         names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "text"}
         wanted = names.get(kind.group(1), kind.group(1)) if kind else "a value of another kind"
+        if "is not Optional" in wrong_type:
+            wanted = "it a value; null has no meaning here"
         return UserError("wrong type of value", key=merging.group(1), value=merging.group(2), instead=f"give {wanted}")
     return None
 
@@ -291,6 +308,12 @@ def _unknown_option(causes: list[Exception], argv: list[str]) -> UserError | Non
                 instead=nearest(name or unknown.group(1), groups),
             )
     return None
+
+
+def _keys_below(key: str) -> list[str]:
+    """The keys that a group of keys holds; none for a key with a value of its own."""
+    parent, known = _nearest_parent(f"{key}.…")
+    return known if parent == key else []
 
 
 def _nearest_parent(key: str) -> tuple[str, list[str]]:

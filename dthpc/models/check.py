@@ -10,6 +10,8 @@ from dthpc.errors import UserError, nearest
 GPT_TARGET = "dthpc.models.gpt.GPT"
 VIT_TARGET = "dthpc.models.vit.ViT"
 CONVNET_TARGET = "dthpc.models.convnet.ConvNet"
+TEXT_TARGET = "dthpc.data.text.TextData"
+DIGITS_TARGET = "dthpc.data.images.Digits"
 TRANSFORMER_SIZES = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden", "max_seq_len")
 IMAGE_SIZES = ("image_size", "patch_size", "channels", "classes")
 WORDS = {"norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu")}
@@ -21,15 +23,16 @@ def default_hidden(dim: int, mlp: str) -> int:
 
 
 def check(config: Any) -> list[UserError]:
-    """Mistakes in `config.model`, alone and against `config.train.seq_len`.
+    """Mistakes in `config.model`, alone and against `config.data` and `config.train.seq_len`.
 
     Args:
-        config: the whole configuration. Models other than this package's transformers are not looked into.
+        config: the whole configuration. Models other than this package's are not looked into.
     """
     model = config.model
+    errors = _find_wrong_samples(model.get("_target_"), (config.get("data") or {}).get("_target_"))
     if model.get("_target_") not in (GPT_TARGET, VIT_TARGET):
-        return []
-    errors = find_mistakes(model)
+        return errors
+    errors += find_mistakes(model)
     seq_len, longest = config.train.seq_len, model.get("max_seq_len")
     if _is_size(seq_len) and _is_size(longest) and seq_len > longest:
         errors.append(
@@ -41,6 +44,23 @@ def check(config: Any) -> list[UserError]:
             )
         )
     return errors
+
+
+def _find_wrong_samples(model: str | None, data: str | None) -> list[UserError]:
+    """A model that reads tokens given images, or the other way round."""
+    if model in (VIT_TARGET, CONVNET_TARGET) and data == TEXT_TARGET:
+        why, instead = (
+            f"it gives tokens, and the model {model} reads images",
+            "data=digits, or a model of text: model=gpt_tiny",
+        )
+    elif model == GPT_TARGET and data == DIGITS_TARGET:
+        why, instead = (
+            f"it gives images, and the model {model} reads tokens",
+            "model=vit_tiny or model=convnet_small, or data=text",
+        )
+    else:
+        return []
+    return [UserError(why, key="data", value=data, instead=instead)]
 
 
 def find_mistakes(fields: Mapping[str, Any]) -> list[UserError]:

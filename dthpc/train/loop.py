@@ -12,6 +12,7 @@ import torch
 
 from dthpc.checkpoint.errors import CheckpointError
 from dthpc.data.loader import StepBatch, StepLoader
+from dthpc.errors import UserError
 from dthpc.parallel.model import ParallelModel
 from dthpc.resilience.stop import Stopped
 from dthpc.train.callbacks import Callback, EvalRecord, StepRecord
@@ -196,10 +197,14 @@ def _check_norm(t: Training, norm: float) -> None:
 
 
 def _check_finite(what: str, value: float, step: int) -> None:
-    if not math.isfinite(value):
-        raise FloatingPointError(
-            f"step {step}: {what} is {value}; lower optim.lr, lengthen optim.schedule.warmup_steps or look at the data"
-        )
+    if math.isfinite(value):
+        return
+    if step == 1:
+        # No update was made yet, so another attempt would come to the same.
+        remedy = "look at the first samples, at what the loss divides by, and at the model's initial values"
+        raise UserError(f"step {step}: {what} is {value}, before anything was learnt", instead=remedy)
+    remedy = "lower optim.lr, lengthen optim.schedule.warmup_steps or look at the data"
+    raise FloatingPointError(f"step {step}: {what} is {value}; {remedy}")
 
 
 def _at_boundary(t: Training) -> None:

@@ -57,6 +57,10 @@ def test_a_sweep_leaves_no_file_where_it_was_typed(tmp_path: Path, monkeypatch: 
         (["cluster.sbatch.swiches=1"], ["write +cluster.sbatch.swiches=1", "any key"]),
         (["steps"], ["steps", "key=value"]),
         (["optim.lr=1,2"], ["optim.lr=1,2", "-m"]),
+        (["parallel.offload=cpu"], ["parallel.offload=cpu", "optimizer, parameters", "parallel.offload.optimizer=…"]),
+        (["parallel.order=null"], ["parallel.order=null", "null has no meaning here"]),
+        (["train=null"], ["train=null", "the name of a file in conf/train", "train.KEY=VALUE"]),
+        (["optim=3"], ["optim=3", "the name of a file in conf/optim"]),
         (["--config-dir", "/nowhere/at/all"], ["/nowhere/at/all"]),
     ],
 )

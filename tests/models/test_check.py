@@ -88,3 +88,26 @@ def test_default_feed_forward_of_both_kinds_has_about_the_same_size() -> None:
 def test_the_check_does_not_import_torch() -> None:
     code = "import sys, dthpc.models.check, dthpc.models.size, dthpc.parallel.layout, dthpc.parallel.precision as p;"
     subprocess.run([sys.executable, "-c", code + "assert 'torch' not in sys.modules"], check=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "expected"),
+    [
+        ("vit.ViT", "text.TextData", "it gives tokens, and the model dthpc.models.vit.ViT reads images"),
+        ("convnet.ConvNet", "text.TextData", "it gives tokens"),
+        ("gpt.GPT", "images.Digits", "it gives images, and the model dthpc.models.gpt.GPT reads tokens"),
+        ("vit.ViT", "images.Digits", None),
+        ("gpt.GPT", "text.TextData", None),
+    ],
+)
+def test_a_model_is_refused_the_kind_of_samples_that_it_cannot_read(
+    model: str, data: str, expected: str | None
+) -> None:
+    config = {
+        "model": {"_target_": f"dthpc.models.{model}"},
+        "data": {"_target_": f"dthpc.data.{data}"},
+        "train": {"seq_len": 64},
+    }
+    found = [error.message() for error in check(OmegaConf.create(config))]
+    assert len(found) == (expected is not None)
+    assert expected is None or (expected in found[0] and found[0].startswith("data=dthpc.data."))
