@@ -72,9 +72,11 @@ def print_detail(out: TextIO, report: RunReport, now: float | None = None) -> No
 
 
 def failure_lines(report: RunReport) -> list[str]:
-    """What the first failing rank left, with the last lines of its log."""
+    """What the first failing rank left, with the last lines of its log; nothing where the reason says it all."""
     failure = report.failure
     if failure is None:
+        return []
+    if failure.cause == "user_error" and failure.error and failure.error in (report.why or ""):
         return []
     host = f" on {failure.host}" if failure.host else ""
     step = f" after step {failure.step}" if failure.step is not None else ""

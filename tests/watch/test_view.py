@@ -245,6 +245,12 @@ def test_a_failure_comes_with_the_last_lines_of_its_log(root: Path) -> None:
     ]
 
 
+def test_a_mistake_of_the_user_is_told_once(root: Path) -> None:
+    failure = FailureReport(0, 1, "user_error", error="data.x=1: too few", log=str(root / "log"), log_tail=["the same"])
+    assert failure_lines(report(root, "failed", failure=failure, why="rank 1 on n1: data.x=1: too few")) == []
+    assert failure_lines(report(root, "failed", failure=failure, why="another reason"))[-1] == "  | the same"
+
+
 def test_a_failure_of_which_little_is_known_says_that_much(root: Path) -> None:
     assert failure_lines(report(root)) == []
     shown = report(root, "failed", failure=FailureReport(0, None, "no record", step=0, log="/log"))
