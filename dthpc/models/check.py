@@ -14,6 +14,7 @@ TEXT_TARGET = "dthpc.data.text.TextData"
 DIGITS_TARGET = "dthpc.data.images.Digits"
 TRANSFORMER_SIZES = ("vocab_size", "dim", "layers", "heads", "kv_heads", "hidden", "max_seq_len")
 IMAGE_SIZES = ("image_size", "patch_size", "channels", "classes")
+DIGITS = (("image_size", 8, "8x8 pixels"), ("channels", 1, "one channel"), ("classes", 10, "10 classes"))
 WORDS = {"norm": ("rms", "layer"), "position": ("rope", "learned"), "mlp": ("swiglu", "gelu")}
 
 
@@ -29,7 +30,10 @@ def check(config: Any) -> list[UserError]:
         config: the whole configuration. Models other than this package's are not looked into.
     """
     model = config.model
-    errors = _find_wrong_samples(model.get("_target_"), (config.get("data") or {}).get("_target_"))
+    data = (config.get("data") or {}).get("_target_")
+    errors = _find_wrong_samples(model.get("_target_"), data) or (
+        _find_other_images(model) if data == DIGITS_TARGET else []
+    )
     if model.get("_target_") not in (GPT_TARGET, VIT_TARGET):
         return errors
     errors += find_mistakes(model)
@@ -61,6 +65,15 @@ def _find_wrong_samples(model: str | None, data: str | None) -> list[UserError]:
     else:
         return []
     return [UserError(why, key="data", value=data, instead=instead)]
+
+
+def _find_other_images(model: Mapping[str, Any]) -> list[UserError]:
+    """A model of images that are not those of the handwritten digits."""
+    return [
+        UserError(f"the digits have {what}", key=f"model.{name}", value=model[name], instead=f"model.{name}={size}")
+        for name, size, what in DIGITS
+        if _is_size(model.get(name)) and (model[name] < size if name == "classes" else model[name] != size)
+    ]
 
 
 def find_mistakes(fields: Mapping[str, Any]) -> list[UserError]:

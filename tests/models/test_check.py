@@ -111,3 +111,12 @@ def test_a_model_is_refused_the_kind_of_samples_that_it_cannot_read(
     found = [error.message() for error in check(OmegaConf.create(config))]
     assert len(found) == (expected is not None)
     assert expected is None or (expected in found[0] and found[0].startswith("data=dthpc.data."))
+
+
+@pytest.mark.parametrize(("name", "bad", "good"), [("classes", 9, 12), ("channels", 3, 1), ("image_size", 16, 8)])
+def test_a_model_for_other_images_than_the_digits_is_told_what_they_are(name: str, bad: int, good: int) -> None:
+    for value in (bad, good):
+        model = {"_target_": "dthpc.models.convnet.ConvNet", name: value}
+        config = {"model": model, "data": {"_target_": "dthpc.data.images.Digits"}, "train": {"seq_len": 64}}
+        found = [error.message() for error in check(OmegaConf.create(config))]
+        assert [message.split(":")[0] for message in found] == ([f"model.{name}={bad}"] if value == bad else [])
