@@ -26,6 +26,7 @@ _TEMPORARY = re.compile(
 )
 _UNREACHED = re.compile(r"Unable to contact slurm controller|Connection refused", re.IGNORECASE)
 _UNKNOWN_JOB = re.compile(r"Invalid job id|No job found|does not exist", re.IGNORECASE)
+_NO_CLUSTER = re.compile(r"could not establish a configuration source|unable to open .*slurm\.conf", re.IGNORECASE)
 _NO_ACCOUNTING = re.compile(r"accounting storage is disabled|accounting_storage/none", re.IGNORECASE)
 # Variables by which a user's shell changes what the commands print.
 _FORMAT_VARIABLES = re.compile(r"(SQUEUE|SINFO|SACCT)_\w+|SLURM_TIME_FORMAT$")
@@ -185,6 +186,9 @@ class SlurmClient:
         if answer.temporary:
             why = f"Slurm's controller did not answer within {self.patience_s:g} s"
             raise SlurmError(command, answer.said, why, "try again later, or ask `scontrol ping` how it is")
+        if _NO_CLUSTER.search(answer.said):
+            instead = "work on a login node of the cluster, or set SLURM_CONF, or drop +cluster=slurm to run here"
+            raise SlurmError(command, "", "Slurm is installed on this machine, but it belongs to no cluster", instead)
         if answer.code != 0:
             raise SlurmError(command, answer.said, f"failed with code {answer.code}")
         return answer.output

@@ -47,6 +47,19 @@ def test_an_absent_command_says_what_to_do(tmp_path: Path) -> None:
         client.require("sbatch", "scontrol")
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "scontrol: fatal: Could not establish a configuration source",
+        "scontrol: error: s_p_parse_file: unable to open file /etc/slurm/slurm.conf: No such file or directory",
+    ],
+)
+def test_commands_without_a_cluster_are_told_as_that(commands: Commands, said: str) -> None:
+    commands.add("scontrol", f'echo "{said}" >&2; exit 1')
+    with pytest.raises(UserError, match=r"belongs to no cluster. Instead: work on a login node.*SLURM_CONF"):
+        commands.client().config()
+
+
 def test_a_busy_controller_is_asked_again(commands: Commands) -> None:
     commands.add(
         "scontrol",
