@@ -102,6 +102,8 @@ def add_up_options(sub):
         sub.add_argument(option, nargs="+", action="extend", metavar="Key=Value", help=text)
     text = "change a default partition or add one"
     sub.add_argument("--partition", action="append", metavar="'NAME Key=Value ...'", help=text)
+    text = "a switch of the network's tree, such as 'leaf1 Nodes=node[1-2]' (topology/tree)"
+    sub.add_argument("--switch", action="append", metavar="'NAME Key=Value ...'", help=text)
     sub.add_argument(
         "--private-tmp", action="store_true", help="a /tmp and /dev/shm for each node, as on real machines"
     )
@@ -129,6 +131,7 @@ def up(arguments):
         node_settings=parse_pairs("--node-set", arguments.node_set),
         cgroup_settings=parse_pairs("--cgroup-set", arguments.cgroup_set),
         partitions=arguments.partition or [],
+        switches=arguments.switch or [],
         private_tmp=arguments.private_tmp,
     )
     began = time.monotonic()

@@ -1,6 +1,6 @@
 """The files that the daemons read, rendered from a Spec. Pure text: nothing here touches the machine."""
 
-from .spec import LOGIN, partition_name
+from .spec import LOGIN, partition_name, switch_name
 
 # What every partition has unless told otherwise.
 COMMON = {"Nodes": "ALL", "State": "UP", "MaxTime": "INFINITE", "DefaultTime": 60}
@@ -48,6 +48,8 @@ def owned_settings(spec, layout, addresses):
         settings["AccountingStoragePass"] = layout.munge_socket  # towards slurmdbd AuthInfo is not looked at
     if spec.gpus:
         settings["GresTypes"] = "gpu"
+    if spec.switches:
+        settings["TopologyPlugin"] = "topology/tree"
     return settings
 
 
@@ -151,6 +153,12 @@ def is_default(words):
 def pairs(settings):
     """`Key=Value Key=Value …`."""
     return " ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def topology_conf(spec):
+    """topology.conf: the tree of switches."""
+    lines = [f"SwitchName={switch_name(line)} {' '.join(line.split()[1:])}" for line in spec.switches]
+    return "\n".join(lines) + "\n"
 
 
 def gres_conf(spec, layout):

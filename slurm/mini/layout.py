@@ -55,6 +55,8 @@ def write_files(spec, layout, addresses):
     layout.enter.chmod(0o755)
     layout.slurm_conf.write_text(conf.slurm_conf(spec, layout, addresses))
     (layout.etc / "gres.conf").write_text(conf.gres_conf(spec, layout))
+    if spec.switches:
+        (layout.etc / "topology.conf").write_text(conf.topology_conf(spec))
     # 22.05 brought the key for systemd; older versions refuse what they do not know.
     (layout.etc / "cgroup.conf").write_text(conf.cgroup_conf(spec, host.slurm_version() >= (22, 5)))
     if spec.accounting:

@@ -54,6 +54,9 @@ class Spec:
     """Keys of cgroup.conf."""
     partitions: list = dataclasses.field(default_factory=list)
     """Lines `NAME Key=Value ...`: replace the default partition of that name, or add one."""
+    switches: list = dataclasses.field(default_factory=list)
+    """Lines `NAME Key=Value ...` of topology.conf, such as `leaf1 Nodes=node[1,3]` and `root Switches=leaf[1-2]`: Slurm
+    then knows the cluster as a tree of switches (TopologyPlugin=topology/tree)."""
     private_tmp: bool = False
     """Give every node a /tmp and a /dev/shm of its own, as on a real cluster."""
 
@@ -73,6 +76,8 @@ class Spec:
                 raise MiniError(f"--set {key}={value}: minicluster sets {key} itself; {OWNED_KEYS[key.lower()]}")
         for line in self.partitions:
             partition_name(line)
+        for line in self.switches:
+            switch_name(line)
 
     @property
     def node_names(self):
@@ -109,11 +114,21 @@ def parse_pairs(option, words):
 
 def partition_name(line):
     """The name in a partition line, written with or without `PartitionName=`."""
+    return line_name(line, "--partition", "PartitionName", "debug PriorityTier=5 MaxTime=30")
+
+
+def switch_name(line):
+    """The name in a switch line, written with or without `SwitchName=`."""
+    return line_name(line, "--switch", "SwitchName", "leaf1 Nodes=node[1-2]")
+
+
+def line_name(line, option, key, example):
+    """The name at the start of a line `NAME Key=Value ...`."""
     words = line.split()
     name = words[0] if words else ""
-    if name.lower().startswith("partitionname="):
+    if name.lower().startswith(f"{key.lower()}="):
         name = name.split("=", 1)[1]
     if not re.fullmatch(r"[\w.-]+", name) or any("=" not in word for word in words[1:]):
-        example = "--partition 'debug PriorityTier=5 MaxTime=30'"
-        raise MiniError(f"--partition '{line}': is not a name and Key=Value pairs; write for example {example}")
+        shown = f"{option} '{example}'"
+        raise MiniError(f"{option} '{line}': is not a name and Key=Value pairs; write for example {shown}")
     return name
