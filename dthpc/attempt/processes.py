@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from dthpc.attempt.mpi_wiring import MpiWiring, Wires, close_descriptors, without_outer
+from dthpc.attempt.order import order_words
 from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
 from dthpc.resilience.outcome import EXIT_FINISHED, Death
@@ -98,23 +100,40 @@ class LocalRanks:
         self._plan = plan
         self._attempt = attempt
         self._env = rank_environment(plan, attempt, env)
+        self._wiring = self._make_wiring()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._deaths: dict[int, int] = {}
         self._kill_at: float | None = None
 
+    def _make_wiring(self) -> MpiWiring | None:
+        """What lets the ranks find each other by MPI, where the plan wants that."""
+        command = self._plan.mpi.get("launcher")
+        if not command:
+            return None
+        self._env = without_outer(self._env)
+        return MpiWiring(command, self.world_size, self._env, self._attempt.path / "mpiexec.log")
+
     def start(self) -> None:
         """Start one process a rank, each in a session of its own, with its own log."""
-        for rank in range(self.world_size):
-            env = {
-                **self._env,
-                "DTHPC_RANK": str(rank),
-                "DTHPC_WORLD_SIZE": str(self.world_size),
-                "DTHPC_LOCAL_RANK": str(rank),
-                "DTHPC_LOCAL_WORLD_SIZE": str(self.world_size),
-            }
-            with open(self._attempt.rank_log(rank), "ab") as log:
-                command = [*self._plan.rank_command, str(self._run.path)]
-                self._processes.append(_spawn(command, env, signal.SIGKILL, log))
+        wires = [Wires()] * self.world_size if self._wiring is None else self._wiring.start()
+        try:
+            for rank, each in enumerate(wires):
+                self._start_rank(rank, each)
+        finally:
+            close_descriptors(wires)
+
+    def _start_rank(self, rank: int, wires: Wires) -> None:
+        env = {
+            **self._env,
+            **wires.environment,
+            "DTHPC_RANK": str(rank),
+            "DTHPC_WORLD_SIZE": str(self.world_size),
+            "DTHPC_LOCAL_RANK": str(rank),
+            "DTHPC_LOCAL_WORLD_SIZE": str(self.world_size),
+        }
+        with open(self._attempt.rank_log(rank), "ab") as log:
+            command = [*self._plan.rank_command, str(self._run.path)]
+            self._processes.append(_spawn(command, env, signal.SIGKILL, log, wires.descriptors))
 
     def ended(self) -> bool:
         """Whether all have ended. One that died ends the others: they would wait for it until a time-out."""
@@ -129,14 +148,28 @@ class LocalRanks:
                 _kill_group(self._processes[rank])
                 self._deaths[rank] = code
         if all(code is not None for code in codes):
-            return True
+            return self._wiring_ended()
         if self._kill_at is None:
-            if any(code not in (None, EXIT_FINISHED, EXIT_STOPPED) for code in codes):
+            if self._broken() or any(code not in (None, EXIT_FINISHED, EXIT_STOPPED) for code in codes):
                 self.ask()
                 self._kill_at = time.monotonic() + PEER_GRACE_S
         elif time.monotonic() > self._kill_at:
             self.kill()
         return False
+
+    def _wiring_ended(self) -> bool:
+        """Whether MPI's launcher has ended after its ranks; there may be none."""
+        if self._wiring is None:
+            return True
+        self._wiring.release()
+        return self._wiring.ended()
+
+    def _broken(self) -> bool:
+        """Whether MPI's launcher has given the ranks up while they live."""
+        if self._wiring is None or not self._wiring.broken():
+            return False
+        print(f"dthpc: mpiexec has ended the job: {self._wiring.last_words()}", flush=True)
+        return True
 
     def ask(self) -> None:
         """Send SIGTERM to the ranks that live; their helpers get none."""
@@ -184,14 +217,17 @@ class SrunRanks:
         self.world_size = world_size_of(plan, env)
 
     def command(self, binding: Sequence[str] = ()) -> list[str]:
-        """The words that start the ranks; `binding`: options that bind them, which only their nodes can tell."""
+        """The words that start the ranks; `binding`: options that bind or order them, which only their nodes can tell,
+        in the place of the plan's own."""
         # Slurm reads % in a path as the start of a pattern.
         folder = str(self._attempt.path).replace("%", "%%")
+        named = {word.partition("=")[0] for word in binding}
+        kept = [word for word in self._plan.srun_options if word.partition("=")[0] not in named]
         return [
             "srun",
             f"--nodes={self.nodes}",
             f"--ntasks={self.world_size}",
-            *self._plan.srun_options,
+            *kept,
             *binding,
             f"--output={folder}/rank-%5t.log",
             "--open-mode=append",
@@ -203,7 +239,8 @@ class SrunRanks:
         """Start `srun` in a session of its own, so that Ctrl-C in a terminal reaches the keeper alone."""
         with open(self._log, "ab") as log:
             # A srun that is killed leaves its tasks behind; USR2 it hands on, so that they save and end.
-            self._process = _spawn(self.command(self._binding()), self._env, signal.SIGUSR2, log)
+            words = [*order_words(self._plan, self._env, self._attempt, self.nodes), *self._binding()]
+            self._process = _spawn(self.command(words), self._env, signal.SIGUSR2, log)
 
     def _binding(self) -> list[str]:
         if self._plan.placement.get("bind") != "srun":
@@ -306,7 +343,9 @@ def make_ranks(run: RunDir, plan: LaunchPlan, attempt: AttemptDir, env: Mapping[
     return kind(run, plan, attempt, env)
 
 
-def _spawn(command: list[str], env: dict[str, str], at_death: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _spawn(
+    command: list[str], env: dict[str, str], at_death: int, log: IO[bytes], descriptors: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
     keeper = os.getpid()
     try:
         return subprocess.Popen(
@@ -316,6 +355,7 @@ def _spawn(command: list[str], env: dict[str, str], at_death: int, log: IO[bytes
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=descriptors,
             preexec_fn=lambda: die_with_parent(at_death, parent=keeper),
         )
     except FileNotFoundError as error:

@@ -299,6 +299,10 @@ class PlacementConfig:
     """File with a text of a compute node's topology (`nvidia-smi topo -m`, `lstopo --of xml`, …; see `python -m
     dthpc.doctor`), so that a dry run shows where ranks go there. The run itself reads its nodes."""
 
+    by_switch: bool = True
+    """Whether ranks fill the nodes of one switch before those of the next, where Slurm knows the network
+    (`scontrol show topology`) and `cluster.srun.distribution` is not set."""
+
     cores_per_rank: Optional[int] = None
     """Cores of each rank, helpers included; null: its share of the cores nearest to its GPU, or of all cores."""
 

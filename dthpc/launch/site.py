@@ -15,6 +15,7 @@ from dthpc.slurm.client import SlurmClient
 from dthpc.slurm.listings import SINFO_COLUMNS, SlurmConfig
 from dthpc.slurm.records import PartitionRecord, parse_partitions, state_is_usable
 from dthpc.slurm.tables import separated_rows
+from dthpc.slurm.topology import Switch, leaves_of, parse_topology
 from dthpc.slurm.units import Gres, optional_seconds, parse_gres, seconds_to_time
 
 EARLY_S = 60
@@ -75,6 +76,8 @@ class Site:
     partitions: list[PartitionRecord]
     shapes: list[NodeShape]
     qos: QosLimits | None = None
+    switches: list[Switch] = field(default_factory=list)
+    """The network, where Slurm knows it (`TopologyPlugin`)."""
 
     @property
     def binds_cores(self) -> bool:
@@ -102,7 +105,7 @@ class Site:
 
     def as_dict(self) -> dict[str, Any]:
         """What the records keep: all but the list of partitions."""
-        left_out = ("partitions", "shapes", "qos")
+        left_out = ("partitions", "shapes", "qos", "switches")
         told = {name: value for name, value in vars(self).items() if name not in left_out}
         told["version"] = ".".join(map(str, self.version))
         return told
@@ -121,8 +124,9 @@ def probe(client: SlurmClient, qos: str | None = None) -> Site:
             partitions = pool.submit(client.ask, ["scontrol", "--oneliner", "show", "partition"])
             shapes = pool.submit(_shapes, client)
             limits = pool.submit(_qos, client, qos) if qos else None
+            switches = _switches(client, config.result())
             found = config.result(), parse_partitions(partitions.result()), shapes.result()
-            return _site(*found, limits.result() if limits else None)
+            return _site(*found, limits.result() if limits else None, switches)
         except KeyboardInterrupt:
             # The pool waits for its threads, and they for a Slurm that may not answer for a minute.
             client.abandon()
@@ -130,7 +134,11 @@ def probe(client: SlurmClient, qos: str | None = None) -> Site:
 
 
 def _site(
-    config: SlurmConfig, partitions: list[PartitionRecord], shapes: list[NodeShape], qos: QosLimits | None
+    config: SlurmConfig,
+    partitions: list[PartitionRecord],
+    shapes: list[NodeShape],
+    qos: QosLimits | None,
+    switches: list[Switch],
 ) -> Site:
     # The option moved between versions, and either spelling says the same.
     user_signal = config.flags("SlurmctldParameters") | config.flags("PreemptParameters")
@@ -150,7 +158,19 @@ def _site(
         partitions=partitions,
         shapes=shapes,
         qos=qos,
+        switches=switches,
     )
+
+
+def _switches(client: SlurmClient, config: SlurmConfig) -> list[Switch]:
+    """The network; empty where the site has not described it, or what Slurm says of it can't be read."""
+    if config.get("TopologyPlugin") in ("", "topology/none", "topology/default", "topology/flat"):
+        return []
+    answer = client.try_once(["scontrol", "show", "topology"])
+    try:
+        return parse_topology(answer.output) if answer.code == 0 else []
+    except UserError:
+        return []
 
 
 def _shapes(client: SlurmClient) -> list[NodeShape]:
@@ -224,8 +244,24 @@ def derive(site: Site | None, cfg: Any, request: Request) -> Decisions:
         return Decisions(0, 30.0, requeue, "nothing preempts a local run", reasons)
     lead, why_lead = _lead(cfg, request) if request.kind == "slurm" else (0, "the allocation's own signals hold")
     grace, preemption = _preemption(site, cfg)
-    reasons = {"signal": why_lead, "grace": preemption, "requeue": why_requeue}
+    reasons = {"signal": why_lead, "grace": preemption, "requeue": why_requeue, **_order(site, cfg, request)}
     return Decisions(lead, grace, requeue, preemption, reasons)
+
+
+def _order(site: Site, cfg: Any, request: Request) -> dict[str, str]:
+    """In which order ranks fill nodes, where the site has described its network."""
+    leaves = leaves_of(site.switches)
+    if len(leaves) < 2 or request.max_nodes < 3:
+        return {}
+    if cfg.cluster.srun.get("distribution") is not None:
+        return {"ranks": f"numbered as cluster.srun.distribution={cfg.cluster.srun.distribution} says"}
+    if not cfg.placement.by_switch:
+        return {"ranks": "numbered node by node in the order of names: placement.by_switch=false"}
+    most = max(len(leaf.nodes) for leaf in leaves)
+    spread = f"the {len(leaves)} leaf switches have up to {most} nodes each"
+    if request.nodes <= most:
+        spread += "; cluster.sbatch.switches=1 waits for nodes under one"
+    return {"ranks": f"numbered switch by switch, so that neighbours sit near each other ({spread})"}
 
 
 def _lead(cfg: Any, request: Request) -> tuple[int, str]:

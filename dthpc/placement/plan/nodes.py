@@ -81,16 +81,27 @@ def _plan_of_kind(name: str | None, topology: Topology, wish: Wish, kinds: list[
     return plan
 
 
-def order_by_switch(nodes: Sequence[str], switches: Mapping[str, Sequence[str]]) -> list[str]:
+def order_by_switch(nodes: Sequence[str], above: Mapping[str, Sequence[str]]) -> list[str]:
     """Nodes in an order of ranks that keeps those under one switch together, otherwise in the order given.
+
+    Neighbouring ranks talk most, so that nodes of one leaf come first, then those that share the switch above it, and so
+    on.
 
     Args:
         nodes: names of the nodes.
-        switches: for each leaf switch the nodes under it (`scontrol show topology`); nodes under none come last.
+        above: for each node the switches above it, from the top of the network to its leaf; nodes without come last.
     """
-    leaf = {node: switch for switch, under in switches.items() for node in under}
-    first: dict[str | None, int] = {}
+    first: dict[tuple[str, ...], int] = {}
     for place, node in enumerate(nodes):
-        first.setdefault(leaf.get(node), place)
+        for prefix in _prefixes(above.get(node, ())):
+            first.setdefault(prefix, place)
     ends = len(nodes)
-    return sorted(nodes, key=lambda node: (first[leaf[node]] if node in leaf else ends, nodes.index(node)))
+    key = {
+        node: (*(first[prefix] for prefix in _prefixes(above.get(node, ()))), *([] if above.get(node) else [ends]))
+        for node in nodes
+    }
+    return sorted(nodes, key=key.__getitem__)
+
+
+def _prefixes(path: Sequence[str]) -> list[tuple[str, ...]]:
+    return [tuple(path[:length]) for length in range(1, len(path) + 1)]

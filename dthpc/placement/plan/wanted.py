@@ -46,6 +46,7 @@ def wanted_of(
         "omp_bind": str(placement.omp_bind),
         "threads": threads,
         "topology": placement.topology,
+        "by_switch": bool(placement.by_switch),
         "wish": wish,
     }
 

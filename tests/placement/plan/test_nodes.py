@@ -37,6 +37,11 @@ def test_a_node_that_does_not_fit_is_named() -> None:
 
 
 def test_nodes_under_one_switch_stand_together() -> None:
-    switches = {"s1": ["n1", "n3", "n5"], "s2": ["n2", "n4"]}
-    assert order_by_switch(["n4", "n9", "n3", "n2", "n1"], switches) == ["n4", "n2", "n3", "n1", "n9"]
+    above = {"n1": ["s1"], "n3": ["s1"], "n5": ["s1"], "n2": ["s2"], "n4": ["s2"]}
+    assert order_by_switch(["n4", "n9", "n3", "n2", "n1"], above) == ["n4", "n2", "n3", "n1", "n9"]
     assert order_by_switch(["b", "a"], {}) == ["b", "a"]
+
+
+def test_switches_that_share_the_one_above_stand_together() -> None:
+    above = {"a1": ["top", "p1", "l1"], "a2": ["top", "p2", "l2"], "a3": ["top", "p1", "l3"], "a4": ["top", "p2", "l2"]}
+    assert order_by_switch(["a1", "a2", "a3", "a4"], above) == ["a1", "a3", "a2", "a4"]
