@@ -47,6 +47,10 @@ class LaunchPlan:
     srun_options: list[str] = field(default_factory=list)
     """Options of the `srun` that starts the ranks (empty for local runs)."""
 
+    mpi: dict[str, Any] = field(default_factory=dict)
+    """Where ranks talk by MPI: its `library`, and for local runs the `launcher`, the words before the number of ranks;
+    empty where they do not."""
+
     environment: dict[str, str] = field(default_factory=dict)
     """Variables that the ranks get on top of the inherited environment."""
 

@@ -39,6 +39,7 @@ _SIGNALS = {
     "Out Of Memory": "the memory limit",
 }
 _DEATH = re.compile(rf"error: \S+: tasks? ([\d,-]+): ({'|'.join(_SIGNALS)})")
+_ABORT = re.compile(r"\bAbort\(-?\d+\)|MPI_ABORT was invoked|called MPI_Abort")
 _ENDS_STEP = re.compile(r"srun: .*(?:Terminating|Job step aborted|got SIG|forcing)|\*\*\* (?:JOB|STEP) |Node failure")
 
 _OUTER = (
@@ -103,6 +104,7 @@ class LocalRanks:
         self._wiring = self._make_wiring()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._deaths: dict[int, int] = {}
+        self._survivors: set[int] = set()
         self._kill_at: float | None = None
 
     def _make_wiring(self) -> MpiWiring | None:
@@ -150,9 +152,13 @@ class LocalRanks:
         if all(code is not None for code in codes):
             return self._wiring_ended()
         if self._kill_at is None:
-            if self._broken() or any(code not in (None, EXIT_FINISHED, EXIT_STOPPED) for code in codes):
+            if any(code not in (None, EXIT_FINISHED, EXIT_STOPPED) for code in codes):
                 self.ask()
                 self._kill_at = time.monotonic() + PEER_GRACE_S
+            elif self._wiring is not None and self._wiring.gave_up():
+                # MPICH's MPI_Abort returns: it relies on this kill.
+                self._survivors = {rank for rank, code in enumerate(codes) if code is None}
+                self.kill()
         elif time.monotonic() > self._kill_at:
             self.kill()
         return False
@@ -163,13 +169,6 @@ class LocalRanks:
             return True
         self._wiring.release()
         return self._wiring.ended()
-
-    def _broken(self) -> bool:
-        """Whether MPI's launcher has given the ranks up while they live."""
-        if self._wiring is None or not self._wiring.broken():
-            return False
-        print(f"dthpc: mpiexec has ended the job: {self._wiring.last_words()}", flush=True)
-        return True
 
     def ask(self) -> None:
         """Send SIGTERM to the ranks that live; their helpers get none."""
@@ -188,8 +187,9 @@ class LocalRanks:
         return []
 
     def exit_codes(self) -> dict[str, int]:
-        """Exit codes by rank, in the order in which they ended."""
-        return {f"rank {rank}": code for rank, code in self._deaths.items()}
+        """Exit codes by rank, in the order in which they ended; MPI's launcher speaks for those that it gave up."""
+        codes = {f"rank {rank}": code for rank, code in self._deaths.items() if rank not in self._survivors}
+        return codes if not self._survivors or self._wiring is None else {**codes, "mpiexec": self._wiring.code}
 
     def deaths(self) -> tuple[Death, ...]:
         """None: the exit codes tell."""
@@ -197,6 +197,10 @@ class LocalRanks:
 
     def last_words(self) -> str:
         """Last line in the log of the first rank that died without a record."""
+        logs = [self._attempt.rank_log(rank) for rank in self._survivors]
+        aborts = [line.strip() for log in logs for line in _tail(log) if _ABORT.search(line)]
+        if aborts:
+            return aborts[0]
         for rank, code in self._deaths.items():
             if code not in (EXIT_FINISHED, EXIT_STOPPED) and not self._attempt.rank_exit(rank).exists():
                 return _last_line(self._attempt.rank_log(rank))
