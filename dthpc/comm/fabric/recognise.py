@@ -1,0 +1,125 @@
+"""What a recorded text tells of a network, whatever kind of text it is."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from dthpc.comm.fabric.lines import settings_of
+from dthpc.comm.fabric.model import NodeNetwork
+from dthpc.comm.fabric.read_devices import looks_like_devices, of_topology, read_devices
+from dthpc.comm.fabric.read_facts import hosts_notes, read_facts
+from dthpc.comm.fabric.read_ifconfig import looks_like_ifconfig, read_ifconfig
+from dthpc.comm.fabric.read_ip import looks_like_ip, read_ip
+from dthpc.comm.fabric.read_log import looks_like_log, read_log
+from dthpc.errors import UserError
+from dthpc.placement.read.recognise import read_path
+from dthpc.placement.read.text import clean, refuse
+
+_PROMPT = re.compile(
+    r"^[ \t]*(?:\([^)\n]*\)[ \t]*)?\[?(?:[\w.-]+@)?([A-Za-z][\w-]*)[^\n]{0,60}?[$#>%][ \t]+"
+    r"(?:sudo )?(?:/\S*/)?(?:ip|ifconfig|ibdev2netdev|ibstat|route)\b[^\n]*$",
+    re.M,
+)
+_HOSTS = re.compile(r"^[ \t]*(?:127\.\d+\.\d+\.\d+|::1)[ \t]+[A-Za-z]", re.M)
+_INSTEAD = (
+    "give the output of ip addr, ip -j addr, ifconfig, ibdev2netdev, ibstat, a log of NCCL (NCCL_DEBUG=INFO), "
+    "settings as NAME=VALUE, or a JSON object of interfaces"
+)
+
+
+def from_text(text: str, name: str) -> list[NodeNetwork]:
+    """The nodes that a text tells of: one, unless it is a log or an object of several, or shows several prompts.
+
+    Args:
+        text: output of `ip`, `ifconfig`, `ibstat`, `ibv_devinfo`, `ibdev2netdev`, `cxi_stat`, `fi_info`, a log of NCCL
+            or Gloo, settings, or JSON.
+        name: of the node where the text has none.
+
+    Raises:
+        UserError: nothing is recognised.
+    """
+    value = _json(text)
+    if value is not None:
+        return read_facts(value, name)
+    sections = list(_sections(text, name))
+    found: dict[str, NodeNetwork] = {}
+    for host, part in sections:
+        for node in _read(part, host):
+            found[node.name] = found[node.name].merged(node) if node.name in found else node
+    if not found:
+        raise refuse(name, "the text tells of no network", "\n".join(text.strip().split("\n")[:2]), _INSTEAD)
+    return list(found.values())
+
+
+def from_path(path: Path) -> list[NodeNetwork]:
+    """The nodes of a file of any such kind; of a directory or archive with a recording of `/sys`, its devices.
+
+    Raises:
+        UserError: it can't be opened, or nothing is recognised.
+    """
+    try:
+        content = path.read_bytes() if path.is_file() else None
+    except OSError as error:
+        raise refuse(str(path), f"the file cannot be read ({error.strerror})", "", "give the path of a file") from error
+    if content is None or b"\0" in content[:4096]:
+        return [of_topology(read_path(path), path.name)]
+    text = content.decode("utf-8", errors="replace")
+    if text.lstrip().startswith("<"):
+        return [of_topology(read_path(path), path.name)]
+    return from_text(text, path.name)
+
+
+def _json(text: str) -> object:
+    stripped = clean(text).strip().strip("`").removeprefix("json").strip()
+    if stripped[:1] not in ("{", "["):
+        return None
+    try:
+        return json.loads(stripped)
+    except ValueError:
+        return None
+
+
+def _sections(text: str, name: str) -> Iterator[tuple[str, str]]:
+    """The text, or its parts where prompts of several hosts show whose they are."""
+    prompts = list(_PROMPT.finditer(clean(text)))
+    hosts = {prompt[1] for prompt in prompts}
+    if len(hosts) < 2:
+        yield name, text
+        return
+    text = clean(text)
+    ends = [*(prompt.start() for prompt in prompts[1:]), len(text)]
+    for prompt, end in zip(prompts, ends, strict=True):
+        yield prompt[1], text[prompt.end() : end]
+
+
+def _read(text: str, name: str) -> Iterator[NodeNetwork]:
+    interfaces = None
+    if looks_like_ifconfig(text):
+        interfaces = read_ifconfig(text, name)
+    elif looks_like_ip(text):
+        interfaces = read_ip(text, name)
+    devices = read_devices(text, name) if looks_like_devices(text) else None
+    if interfaces or devices:
+        found = interfaces.merged(devices) if interfaces and devices else interfaces or devices
+        assert found is not None
+        yield replace(found, settings={**found.settings, **settings_of(text)})
+    elif looks_like_log(text):
+        yield from read_log(text, name)
+    elif settings := settings_of(text):
+        yield NodeNetwork(name, settings=settings, complete=False, notes=("no interfaces are listed",))
+    elif _HOSTS.search(text):
+        yield NodeNetwork(name, complete=False, notes=(*hosts_notes(text), "no interfaces are listed"))
+
+
+def must_tell(nodes: list[NodeNetwork]) -> None:
+    """Refuse nodes of which nothing at all is known.
+
+    Raises:
+        UserError: there are none.
+    """
+    if not nodes:
+        raise UserError("there is no node to decide for", key="--network", instead=_INSTEAD)
