@@ -51,6 +51,10 @@ class RunDir:
         return self.path / "stages.json"
 
     @property
+    def preflight(self) -> Path:
+        return self.path / "preflight.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 
@@ -95,8 +99,20 @@ class AttemptDir:
         return self.path / "placement.json"
 
     @property
+    def preflight(self) -> Path:
+        return self.path / "preflight.json"
+
+    @property
     def rendezvous(self) -> Path:
         return self.path / "rendezvous.json"
+
+    @property
+    def verdict(self) -> Path:
+        return self.path / "verdict.json"
+
+    @property
+    def flight(self) -> Path:
+        return self.path / "flight"
 
     def rank_log(self, rank: int) -> Path:
         return self.path / f"rank-{rank:05d}.log"

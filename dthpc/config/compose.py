@@ -40,12 +40,14 @@ def register_schema() -> None:
     """Make the typed schemas known to Hydra, for the defaults lists of the YAML files."""
     from hydra.core.config_store import ConfigStore
 
+    from dthpc.config.preflight import PreflightJob
     from dthpc.config.schema import Config, GPTModel, TextDataFields
 
     store = ConfigStore.instance()
     store.store(name="schema", node=Config, provider="dthpc")
     store.store(group="model", name="gpt_fields", node=GPTModel, provider="dthpc")
     store.store(group="data", name="text_fields", node=TextDataFields, provider="dthpc")
+    store.store(name="preflight_fields", node=PreflightJob, provider="dthpc")
 
 
 def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictConfig, dict[str, str]]], bool]:

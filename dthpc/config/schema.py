@@ -14,6 +14,8 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from dthpc.config.preflight import ShortChecks
+
 
 @dataclass
 class RunConfig:
@@ -268,13 +270,25 @@ class CommConfig:
     """How ranks talk."""
 
     backend: str = "auto"
-    """`auto` (NCCL where every rank has a GPU, else Gloo), `nccl` or `gloo`."""
+    """`auto` (NCCL where every rank has a GPU, else Gloo), `nccl`, `gloo` or `mpi` (by mpi4py)."""
+
+    mpi_plugin: str = "auto"
+    """With MPI under Slurm: how `srun` wires the ranks up (`srun --mpi`): `pmi2`, `pmix`, `cray_shasta`, `none`, or
+    `auto`: the first of those that the MPI library can use and this Slurm lists."""
 
     interface: Optional[str] = None
     """Network interface for the ranks' traffic; null: the one over which rank 0 was reached."""
 
     timeout_s: int = 600
-    """Seconds after which a collective that does not end is an error."""
+    """Seconds after which a collective that does not end is an error, in every process group; after half of them the
+    ranks that have not come are told."""
+
+    silence_s: int = 60
+    """Seconds without a sign of life after which a rank counts as lost (it is stopped, or its node is gone), and the
+    attempt ends; 0: never, for debuggers. A rank whose process ends is noticed at once."""
+
+    flight_record: int = 1000
+    """Collectives and messages that each rank remembers and writes down when it is ended; 0: none."""
 
     rendezvous_timeout_s: int = 300
     """Seconds that ranks wait for each other at the start."""
@@ -343,6 +357,12 @@ class ResilienceConfig:
 
     requeue_delay_s: int = 0
     """Local runs only: seconds before a restart."""
+
+    preflight: bool = False
+    """Examine the nodes for a few seconds before training: a job with bad nodes is queued again without them."""
+
+    checks: ShortChecks = field(default_factory=ShortChecks)
+    """What is measured then, and from when on a node is bad."""
 
 
 @dataclass

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dthpc.errors import UserError, raise_together
+from dthpc.launch.exclusion import excluded_nodes
 from dthpc.slurm.hostlist import expand
 from dthpc.slurm.units import sbatch_memory_to_mb, sbatch_time_to_seconds
 
@@ -100,7 +101,7 @@ def try_request(cfg: Any) -> tuple[Request, list[UserError]]:
         memory_mb=read(lambda: _memory(cluster, "memory"), None),
         memory_per_cpu_mb=read(lambda: _memory(cluster, "memory_per_cpu"), None),
         nodelist=read(lambda: _hosts(cluster, "nodelist"), []),
-        exclude=read(lambda: _hosts(cluster, "exclude"), []),
+        exclude=read(lambda: excluded_nodes(cfg), []),
     )
     errors.extend(_contradictions(request))
     return request, errors

@@ -167,6 +167,10 @@ def _attempt_end(event: dict[str, Any], progress: Progress) -> str | None:
     return f"{event.get('cause', 'stopped')}{at}{saved}; waiting for the restart ({reason})"
 
 
+def _preflight(event: dict[str, Any], progress: Progress) -> str:
+    return str(event.get("text", ""))
+
+
 def _incident(event: dict[str, Any], progress: Progress) -> str:
     known = {"time", "kind", "attempt", "what"}
     rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in known)
@@ -191,4 +195,5 @@ _TELLERS = {
     "stop_requested": _stop_requested,
     "attempt_end": _attempt_end,
     "incident": _incident,
+    "preflight": _preflight,
 }

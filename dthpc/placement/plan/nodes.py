@@ -84,8 +84,7 @@ def _plan_of_kind(name: str | None, topology: Topology, wish: Wish, kinds: list[
 def order_by_switch(nodes: Sequence[str], above: Mapping[str, Sequence[str]]) -> list[str]:
     """Nodes in an order of ranks that keeps those under one switch together, otherwise in the order given.
 
-    Neighbouring ranks talk most, so that nodes of one leaf come first, then those that share the switch above it, and so
-    on.
+    Neighbouring ranks talk most, so that nodes of one leaf come first, then those that share the switch above it.
 
     Args:
         nodes: names of the nodes.
