@@ -41,8 +41,8 @@ RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 """Where launchers tell a process its rank: MPICH and its kin, Open MPI, and any that speaks PMIx."""
 
 _OUTER = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "MPI_LOCAL", "SLURM_")
-"""Beginnings of variables of an outer MPI or Slurm: with them, the launcher would take itself for a rank, or ask Slurm to
-start its agents. What users set for the libraries (`PMIX_MCA_…`, `HYDRA_…`) begins otherwise or stays."""
+"""Beginnings of variables of an outer MPI or Slurm: with them, the launcher would take itself for a rank, or ask Slurm
+to start its agents. What users set for the libraries (`PMIX_MCA_…`, `HYDRA_…`) begins otherwise or stays."""
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,8 @@ def find_mpi4py(python: Path) -> Path:
 
 
 def is_this(python: Path) -> bool:
-    """Whether an interpreter is the one that runs here, virtual environment included."""
-    return os.path.abspath(python) == os.path.abspath(sys.executable)  # noqa: PTH100, links must stay
+    """Whether an interpreter is the one that runs here, virtual environment included (whose link must stay one)."""
+    return os.path.abspath(python) == os.path.abspath(sys.executable)
 
 
 def find_launcher(library: MpiLibrary, python: Path, env: Mapping[str, str]) -> Path:
@@ -148,7 +148,7 @@ def _candidates(package: Path, python: Path, env: Mapping[str, str]) -> Iterator
             yield from ([path / name for name in NAMES] if path.is_dir() else [path])
         return
     compiled = sorted(package.glob("MPI.*.so"))
-    names = NAMES
+    names: tuple[str, ...] = NAMES
     if len(compiled) == 1:
         # Compiled here against one library, whose name it bears; wheels hold one module for each ABI instead.
         names = tuple(dict.fromkeys(_needed(compiled[0]))) or NAMES

@@ -13,6 +13,9 @@ from typing import Any
 
 from dthpc.config.schema import Config
 from dthpc.errors import UserError, nearest
+from dthpc.jobs.preflight import options as preflight
+from dthpc.jobs.preflight.options import examines
+from dthpc.launch.mpi import mistakes as mpi_mistakes
 from dthpc.launch.request import Request
 from dthpc.launch.verdicts import Verdict, ok, plural, warning
 
@@ -20,7 +23,7 @@ from dthpc.launch.verdicts import Verdict, ok, plural, warning
 WORDS = {
     "run.on_change": ("refuse", "accept"),
     "optim.schedule.name": ("constant", "cosine", "linear", "wsd"),
-    "comm.backend": ("auto", "gloo", "nccl"),
+    "comm.backend": ("auto", "gloo", "nccl", "mpi"),
     "cluster.kind": ("local", "slurm", "allocation"),
     "cluster.requeue": ("auto", "requeue", "resubmit", "never"),
     "cluster.container.runtime": (None, "apptainer", "pyxis"),
@@ -70,7 +73,7 @@ def find_mistakes(config: Any) -> list[UserError]:
     errors = _missing(config)
     if errors:
         return errors
-    for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, _backend, _targets):
+    for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, _backend, mpi_mistakes, _targets):
         errors.extend(check(config))
     for check_room in _room_checks():
         errors.extend(check_room(config))

@@ -14,6 +14,7 @@ from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
 from dthpc.launch import containers
 from dthpc.launch.allocation import fit
+from dthpc.launch.mpi import MpiStart, plan_mpi
 from dthpc.launch.request import Request, read_request
 from dthpc.launch.sbatch import sbatch_options, srun_options
 from dthpc.launch.site import Decisions, Site, derive
@@ -53,6 +54,9 @@ def make_plan(cfg: Any, run: RunDir, site: Site | None = None, env: Mapping[str,
     if request.kind == "allocation":
         request = fit(request, env)
     decisions = derive(site, cfg, request)
+    mpi = plan_mpi(cfg, None if site is None else site.mpi_types, env)
+    if mpi is not None:
+        decisions = replace(decisions, reasons={**decisions.reasons, "mpi": mpi.why})
     python = cfg.cluster.python or sys.executable
     plan = LaunchPlan(
         kind=request.kind,
@@ -64,7 +68,8 @@ def make_plan(cfg: Any, run: RunDir, site: Site | None = None, env: Mapping[str,
         gpus_per_node=request.gpus_per_node,
         rank_command=containers.rank_words(cfg, run, python),
         keeper_command=[python, "-u", "-m", "dthpc.attempt.keeper"],
-        srun_options=_srun_options(cfg, run, request, site),
+        srun_options=_srun_options(cfg, run, request, site, mpi),
+        mpi={} if mpi is None else mpi.as_dict(),
         environment=_environment(cfg),
         requeue=decisions.requeue,
         restart_on_failure=bool(cfg.resilience.restart_on_failure),
@@ -112,10 +117,11 @@ def _placement(cfg: Any, request: Request) -> dict[str, Any]:
     return wanted_of(cfg.placement, request.tasks_per_node, request.gpus_per_node, threads, degrees, order)
 
 
-def _srun_options(cfg: Any, run: RunDir, request: Request, site: Site | None) -> list[str]:
+def _srun_options(cfg: Any, run: RunDir, request: Request, site: Site | None, mpi: MpiStart | None) -> list[str]:
     if request.kind == "local":
         return []
-    return [*srun_options(cfg, request, site), *containers.srun_words(cfg, run)]
+    plugin = None if mpi is None else mpi.plugin
+    return [*srun_options(cfg, request, site, plugin), *containers.srun_words(cfg, run)]
 
 
 def _environment(cfg: Any) -> dict[str, str]:

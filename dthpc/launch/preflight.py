@@ -14,13 +14,15 @@ from dthpc.launch import containers
 from dthpc.launch.allocation import fit
 from dthpc.launch.checks import layout_verdicts
 from dthpc.launch.dependencies import dependency_text, unknown_jobs
+from dthpc.launch.mpi import plan_mpi
 from dthpc.launch.request import Request, try_request
 from dthpc.launch.sbatch import option_mistakes, unknown_options
 from dthpc.launch.site import EARLY_S, NodeShape, Site, derive, unknown_partitions
 from dthpc.launch.storage import storage_verdicts
 from dthpc.launch.verdicts import Verdict, error, ok, plural, warning
 from dthpc.slurm.client import SlurmClient
-from dthpc.slurm.hostlist import expand
+from dthpc.slurm.hostlist import compress, expand
+from dthpc.slurm.mpi_types import why_unloadable
 from dthpc.slurm.records import PartitionRecord
 from dthpc.slurm.units import seconds_to_time
 
@@ -68,7 +70,7 @@ def judge_launch(
     request, errors = try_request(cfg)
     case = _Case(cfg, request, site, env, client or SlurmClient(environment=env))
     verdicts = [error("request", one) for one in errors] or [ok("request", _told(request))]
-    checks: list[Callable[[_Case], Iterator[Verdict]]] = [_container]
+    checks: list[Callable[[_Case], Iterator[Verdict]]] = [_container, _mpi]
     if request.kind == "local":
         checks += [_local_cores, _local_python]
     elif request.kind == "allocation":
@@ -99,6 +101,30 @@ def _container(case: _Case) -> Iterator[Verdict]:
         return
     if runtime is not None:
         yield ok("container", f"{runtime}: {case.cfg.cluster.container.image}")
+
+
+def _mpi(case: _Case) -> Iterator[Verdict]:
+    try:
+        start = plan_mpi(case.cfg, None if case.site is None else case.site.mpi_types, case.env)
+    except UserError as found:
+        yield error("mpi", found)
+        return
+    if start is None:
+        return
+    if start.plugin is None:
+        yield ok("mpi", start.why)
+        return
+    problem = None if start.plugin == "none" else why_unloadable(case.client, start.plugin)
+    if start.plugin == "none":
+        yield warning(
+            "mpi", "srun --mpi=none wires nothing up: every rank will be number 0 of 1, unless its MPI can help"
+        )
+    elif problem is not None:
+        yield warning(
+            "mpi", f"srun lists {start.plugin} and can't load it here ({problem}); nor can nodes that are alike"
+        )
+    else:
+        yield ok("mpi", f"srun --mpi={start.plugin}: {start.why}")
 
 
 def _local_cores(case: _Case) -> Iterator[Verdict]:

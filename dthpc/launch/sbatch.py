@@ -93,8 +93,15 @@ def sbatch_options(cfg: Any, run: RunDir, request: Request, site: Site | None, d
     return {name: value for name, value in options.items() if value is not None and value is not False}
 
 
-def srun_options(cfg: Any, request: Request, site: Site | None) -> list[str]:
-    """The options of the ranks' `srun`; the keeper adds numbers of nodes and tasks, and where the output goes."""
+def srun_options(cfg: Any, request: Request, site: Site | None, mpi: str | None = None) -> list[str]:
+    """The options of the ranks' `srun`; the keeper adds numbers of nodes and tasks, and where the output goes.
+
+    Args:
+        cfg: the configuration.
+        request: what it asks for.
+        site: the Slurm site.
+        mpi: how Slurm wires up MPI; `None`: as the site's default says.
+    """
     options: dict[str, Any] = {
         "ntasks-per-node": request.tasks_per_node,
         # srun of 22.05 and 23.02 does not inherit it from the job.
@@ -108,6 +115,7 @@ def srun_options(cfg: Any, request: Request, site: Site | None) -> list[str]:
         "export": "ALL",
         "input": "none",
     }
+        "mpi": mpi,
     options.update({_long(name): value for name, value in cfg.cluster.srun.items()})
     return [_word(name, value) for name, value in options.items() if value is not None and value is not False]
 

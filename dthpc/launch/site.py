@@ -13,6 +13,7 @@ from dthpc.errors import UserError
 from dthpc.launch.request import Request
 from dthpc.slurm.client import SlurmClient
 from dthpc.slurm.listings import SINFO_COLUMNS, SlurmConfig
+from dthpc.slurm.mpi_types import ask_mpi_types
 from dthpc.slurm.records import PartitionRecord, parse_partitions, state_is_usable
 from dthpc.slurm.tables import separated_rows
 from dthpc.slurm.topology import Switch, leaves_of, parse_topology
@@ -76,6 +77,9 @@ class Site:
     partitions: list[PartitionRecord]
     shapes: list[NodeShape]
     qos: QosLimits | None = None
+    mpi_types: tuple[str, ...] | None = None
+    """What `srun --mpi=list` lists; `None` where nobody asked, or it does not tell."""
+
     switches: list[Switch] = field(default_factory=list)
     """The network, where Slurm knows it (`TopologyPlugin`)."""
 
@@ -111,8 +115,13 @@ class Site:
         return told
 
 
-def probe(client: SlurmClient, qos: str | None = None) -> Site:
+def probe(client: SlurmClient, qos: str | None = None, mpi: bool = False) -> Site:
     """Ask Slurm for its settings, all commands at once.
+
+    Args:
+        client: runs Slurm's commands.
+        qos: the QOS whose limits matter.
+        mpi: whether ranks talk by MPI, so that it matters how Slurm can wire it up.
 
     Raises:
         UserError: its commands are absent, or the controller does not answer.
@@ -124,9 +133,11 @@ def probe(client: SlurmClient, qos: str | None = None) -> Site:
             partitions = pool.submit(client.ask, ["scontrol", "--oneliner", "show", "partition"])
             shapes = pool.submit(_shapes, client)
             limits = pool.submit(_qos, client, qos) if qos else None
+            types = pool.submit(ask_mpi_types, client) if mpi else None
             switches = _switches(client, config.result())
             found = config.result(), parse_partitions(partitions.result()), shapes.result()
-            return _site(*found, limits.result() if limits else None, switches)
+            site = _site(*found, limits.result() if limits else None, switches)
+            return replace(site, mpi_types=types.result() or None) if types else site
         except KeyboardInterrupt:
             # The pool waits for its threads, and they for a Slurm that may not answer for a minute.
             client.abandon()

@@ -16,6 +16,7 @@ from dthpc.attempt.plan import LaunchPlan
 from dthpc.config.identity import default_name, differences
 from dthpc.errors import UserError, raise_together
 from dthpc.launch.checks import find_mistakes
+from dthpc.launch.mpi import wants_mpi
 from dthpc.launch.planning import make_plan
 from dthpc.launch.preflight import judge_launch
 from dthpc.launch.site import Site, probe
@@ -74,7 +75,8 @@ class Prepared:
 def ask_site(configs: Sequence[DictConfig]) -> Site | None:
     """The Slurm site, asked once for all runs; None where no run needs one."""
     wanting = [config for config in configs if config.cluster.kind in ("slurm", "allocation")]
-    return probe(SlurmClient(), wanting[0].cluster.qos) if wanting else None
+    mpi = any(wants_mpi(config) for config in wanting)
+    return probe(SlurmClient(), wanting[0].cluster.qos, mpi) if wanting else None
 
 
 def prepare(found: Sequence[tuple[DictConfig, dict[str, str]]]) -> tuple[list[Prepared], Site | None]:

@@ -1,7 +1,7 @@
 """A scripted rank (`scripted_rank.py`) that meets the others by MPI first, and leaves what it saw in `mpi-<rank>.json`.
 
-`abort` calls MPI_Abort as soon as all are there; whatever else it does is in its script. Where the rank has lived to the
-end, it takes MPI down as a rank should; one that crashes or is killed does not.
+`abort` calls MPI_Abort as soon as they have met; whatever else a rank does, its script says. A rank that lives to its
+end takes MPI down; one that crashes or is killed does not.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def main() -> int:
     (attempt / f"mpi-{rank}.json").write_text(json.dumps(seen))
     script = json.loads((Path(sys.argv[1]) / "script.json").read_text())
     if script[0][rank] == "abort":
+        (attempt / f"ready-{rank}").write_text(str(os.getpid()))  # for the other, which is at its work by then
         print("this rank gives up", flush=True)
         world.Abort(7)
     code = scripted_rank.main()
