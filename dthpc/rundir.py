@@ -55,6 +55,10 @@ class RunDir:
         return self.path / "preflight.json"
 
     @property
+    def collectives(self) -> Path:
+        return self.path / "collectives.json"
+
+    @property
     def lock(self) -> Path:
         return self.path / "lock"
 

@@ -41,12 +41,14 @@ def register_schema() -> None:
     from hydra.core.config_store import ConfigStore
 
     from dthpc.config.preflight import PreflightJob
+    from dthpc.config.jobs import CollectivesJob
     from dthpc.config.schema import Config, GPTModel, TextDataFields
 
     store = ConfigStore.instance()
     store.store(name="schema", node=Config, provider="dthpc")
     store.store(group="model", name="gpt_fields", node=GPTModel, provider="dthpc")
     store.store(group="data", name="text_fields", node=TextDataFields, provider="dthpc")
+    store.store(name="collectives_fields", node=CollectivesJob, provider="dthpc")
     store.store(name="preflight_fields", node=PreflightJob, provider="dthpc")
 
 

@@ -109,12 +109,13 @@ def layout_verdicts(config: Any, request: Request) -> list[Verdict]:
 
 def _room_checks() -> list[Callable[[Any], list[UserError]]]:
     # Each room knows what its own part allows; these modules are free of torch.
+    from dthpc.jobs.collectives import settings as collectives
     from dthpc.models import check as models
     from dthpc.parallel import check as parallel
     from dthpc.parallel import precision
     from dthpc.train import schedule
 
-    return [models.check, parallel.check, precision.check, schedule.check, _text_source]
+    return [collectives.check, models.check, parallel.check, precision.check, schedule.check, _text_source]
 
 
 def _top_level(config: Any) -> Iterator[UserError]:

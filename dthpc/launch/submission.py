@@ -236,6 +236,9 @@ def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
     if source is not None and hasattr(source, "get") and isinstance(source.get("path"), str) and source.path:
         # The same command must mean the same text wherever the run goes on.
         source.path = _absolute(source.path)
+    reference = config.job.get("reference") if hasattr(config.job, "get") else None
+    if isinstance(reference, str):
+        config.job.reference = _absolute(reference)
     if config.run.name is None:
         plain = OmegaConf.to_container(config, throw_on_missing=False)
         assert isinstance(plain, dict)

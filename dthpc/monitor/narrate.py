@@ -171,6 +171,10 @@ def _preflight(event: dict[str, Any], progress: Progress) -> str:
     return str(event.get("text", ""))
 
 
+def _measured(event: dict[str, Any], progress: Progress) -> str:
+    return str(event.get("text", ""))
+
+
 def _incident(event: dict[str, Any], progress: Progress) -> str:
     known = {"time", "kind", "attempt", "what"}
     rest = ", ".join(f"{key} {value}" for key, value in event.items() if key not in known)
@@ -195,5 +199,6 @@ _TELLERS = {
     "stop_requested": _stop_requested,
     "attempt_end": _attempt_end,
     "incident": _incident,
+    "measured": _measured,
     "preflight": _preflight,
 }

@@ -20,6 +20,7 @@ KINDS = (
     "stop_requested",
     "attempt_end",
     "train_end",
+    "report",
 )
 """Kinds of events that `Progress` takes its numbers from."""
 
@@ -124,6 +125,9 @@ class Progress:
     train_end: dict[str, Any] | None = None
     """The event that closes the training."""
 
+    report: dict[str, Any] | None = None
+    """What a job that does not train leaves for the last screen: `tables` and `rows`."""
+
     last_time: float | None = None
     """Time of the newest event, unix seconds."""
 
@@ -190,7 +194,7 @@ class Progress:
     def _on_attempt_start(self, event: dict[str, Any], moment: float | None) -> None:
         self.not_started, self.trains = None, False
         self.job_id = text(event.get("job_id")) or self.job_id
-        self.attempt_end = self.stop_signal = self.train_end = None
+        self.attempt_end = self.stop_signal = self.train_end = self.report = None
         self.step_time = self.tokens_per_s = self.data_wait = None
         self._pace.clear()
 
@@ -226,6 +230,9 @@ class Progress:
         if self.checkpoint_step is not None:
             self.step = max(self.step or 0, self.checkpoint_step)  # not every step has a record of its own
         self.checkpoint_time = moment
+
+    def _on_report(self, event: dict[str, Any], moment: float | None) -> None:
+        self.report = event
 
     def _on_stop_requested(self, event: dict[str, Any], moment: float | None) -> None:
         self.stop_signal = text(event.get("signal")) or "stop"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from dthpc.monitor.table import is_terminal, print_lines, takes_unicode, terminal_width
+from dthpc.monitor.table import Column, is_terminal, print_lines, print_table, takes_unicode, terminal_width
 
 REDRAW_S = 0.25
 """Fewest seconds between two drawings of the changing line: people read no faster, and the ranks need the cores."""
@@ -46,6 +46,11 @@ class Screen:
             self._raw(_CLEAR + text)
             self._shown = text
             self._drawn = now
+
+    def table(self, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+        """Print a table that stays."""
+        self.clear()
+        self._guard(lambda: print_table(self._out, columns, rows))
 
     def clear(self) -> None:
         """Take the changing line away."""

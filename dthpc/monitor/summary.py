@@ -9,6 +9,7 @@ from typing import Any
 
 from dthpc.monitor.narrate import step_text
 from dthpc.monitor.progress import Progress
+from dthpc.monitor.table import Column
 from dthpc.monitor.units import count, decimal, duration, integer, milliseconds, number, size
 from dthpc.rundir import RunDir
 
@@ -25,6 +26,8 @@ def summary_lines(run: RunDir, progress: Progress, checkpoint: Path | None, atte
     Returns:
         Aligned lines; a line about something that the run did not record is left out.
     """
+    if progress.report is not None and progress.train_end is None:
+        return report_lines(run, progress.report, attempts)
     end = progress.train_end or {}
     took = number(end.get("seconds"))
     spent = f" in {duration(took)}" if took is not None else ""
@@ -42,6 +45,23 @@ def summary_lines(run: RunDir, progress: Progress, checkpoint: Path | None, atte
         ("go on", f"the same command with run.name={run.name} run.on_change=accept and more train.steps"),
     ]
     return aligned([(label, text) for label, text in rows if text])
+
+
+def report_tables(report: dict[str, Any]) -> list[tuple[str, list[Column], list[list[str]]]]:
+    """Title, columns and rows of each table that a job left for the last screen."""
+    found = []
+    for table in report.get("tables") or []:
+        columns = [Column(str(title), right=bool(right)) for title, right in table["columns"]]
+        found.append((str(table.get("title") or ""), columns, [[str(cell) for cell in row] for row in table["rows"]]))
+    return found
+
+
+def report_lines(run: RunDir, report: dict[str, Any], attempts: int) -> list[str]:
+    """The summary of a job that does not train, below its tables."""
+    tries = f", {attempts} attempts" if attempts > 1 else ""
+    rows = [("finished", f"{run.name}{tries}")]
+    rows += [(str(label), str(text)) for label, text in report.get("rows") or []]
+    return aligned([*rows, *place_rows(run, None)])
 
 
 def place_rows(run: RunDir, checkpoint: Path | None) -> list[tuple[str, str]]:

@@ -19,7 +19,7 @@ from dthpc.monitor.events import read_events
 from dthpc.monitor.narrate import bar_line, narrate, tell_step
 from dthpc.monitor.progress import Progress
 from dthpc.monitor.screen import Screen
-from dthpc.monitor.summary import run_word, summary_lines
+from dthpc.monitor.summary import report_tables, run_word, summary_lines
 from dthpc.monitor.units import clock
 from dthpc.rundir import RunDir
 from dthpc.watch.interrupts import Interrupts
@@ -279,6 +279,9 @@ class _Follower:
         report = self.report
         self.screen.clear()
         if report.state == "finished":
+            for title, columns, rows in report_tables(self.progress.report or {}):
+                self.screen.line(f"\n{title}" if title else "")
+                self.screen.table(columns, rows)
             checkpoint = Path(report.checkpoint.path) if report.checkpoint else None
             for line in ["", *summary_lines(self.run, self.progress, checkpoint, len(report.attempts))]:
                 self.screen.line(line)
