@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from dthpc.attempt.plan import LaunchPlan
@@ -15,6 +15,7 @@ from dthpc.resilience.decide import SchedulerState
 from dthpc.rundir import RunDir
 from dthpc.slurm.client import SlurmClient, SlurmError
 from dthpc.slurm.environment import scrub
+from dthpc.slurm.hostlist import compress
 from dthpc.slurm.records import JobRecord, parse_jobs
 
 _TIMEOUT_S = 5.0
@@ -114,8 +115,23 @@ def requeue(client: SlurmClient, env: Mapping[str, str]) -> None:
     raise SlurmError(command, answer.said, "Slurm did not requeue the job")
 
 
-def resubmit(client: SlurmClient, run: RunDir, plan: LaunchPlan, env: Mapping[str, str], chain: str) -> str:
+def resubmit(
+    client: SlurmClient,
+    run: RunDir,
+    plan: LaunchPlan,
+    env: Mapping[str, str],
+    chain: str,
+    avoided: Sequence[str] = (),
+) -> str:
     """Submit the continuation of this job, to start when this one has ended.
+
+    Args:
+        client: asks Slurm.
+        run: the run.
+        plan: its launch plan.
+        env: the keeper's environment.
+        chain: what the attempts of one command share.
+        avoided: nodes that it must not get, in the place of those that the script excludes.
 
     Returns:
         The id of the new job.
@@ -128,6 +144,8 @@ def resubmit(client: SlurmClient, run: RunDir, plan: LaunchPlan, env: Mapping[st
     script = run.submissions / f"continuation-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.sh"
     script.write_text(plan.batch_script, encoding="utf-8")
     command = ["sbatch", "--parsable", f"--dependency=afterany:{env['SLURM_JOB_ID']}", str(script)]
+    if avoided:
+        command.insert(1, f"--exclude={compress(avoided)}")
     folder = env.get("SLURM_SUBMIT_DIR")
     if folder:
         command.insert(1, f"--chdir={folder}")

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from dthpc.checkpoint.store import restore
+from dthpc.comm.mpi import BACKEND as MPI
 from dthpc.errors import UserError
 from dthpc.jobs.build import build_data, build_loss, build_model, instantiate
+from dthpc.jobs.preflight.gate import refuse_bad_nodes
 from dthpc.jobs.stages import dealt_stages
 from dthpc.monitor.tensorboard import ScalarWriter
 from dthpc.parallel.apply import parallelize
@@ -36,11 +38,13 @@ def run(config: Any, context: RankContext) -> None:
 
     Raises:
         UserError: something that the user can mend.
+        BadNodes: a node would hold the others up, and `resilience.preflight` is set.
         Stopped: the run was asked to stop, and its state is saved.
         FloatingPointError: a loss or gradient is not finite.
     """
     if config.precision.deterministic:
         make_deterministic(context.device)
+    refuse_bad_nodes(config, context)
     data = build_data(config.data)
     _check_data(data, config)
     model = build_model(config, data)
@@ -105,7 +109,8 @@ def _control_group(context: RankContext) -> dist.ProcessGroup | None:
     """The ranks, over a backend that moves CPU tensors: flags must not queue behind a GPU's work."""
     if context.identity.world_size == 1:
         return None
-    return dist.group.WORLD if context.backend == "gloo" else dist.new_group(backend="gloo")
+    on_host = ("gloo", MPI)
+    return dist.group.WORLD if context.backend.removeprefix("cpu:") in on_host else dist.new_group(backend="gloo")
 
 
 def _make_saver(config: Any, context: RankContext, data: Any) -> Saver:

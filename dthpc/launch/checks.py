@@ -44,6 +44,8 @@ SMALLEST = {
     "checkpoint.keep_every": 0,
     "checkpoint.save_lead_s": 1,
     "comm.timeout_s": 1,
+    "comm.silence_s": 0,
+    "comm.flight_record": 0,
     "comm.rendezvous_timeout_s": 1,
     "placement.threads_per_rank": 1,
     "resilience.max_attempts_without_progress": 1,
@@ -75,7 +77,7 @@ def find_mistakes(config: Any) -> list[UserError]:
         return errors
     for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, _backend, mpi_mistakes, _targets):
         errors.extend(check(config))
-    for check_room in _room_checks():
+    for check_room in [preflight.check] if examines(config) else _room_checks():
         errors.extend(check_room(config))
     return errors
 
@@ -92,7 +94,7 @@ def layout_verdicts(config: Any, request: Request) -> list[Verdict]:
     """
     from dthpc.parallel.layout import Layout
 
-    if _missing(config):
+    if _missing(config) or examines(config):
         return []
     try:
         layout = Layout.resolve(config, request.ranks)
@@ -115,7 +117,7 @@ def _room_checks() -> list[Callable[[Any], list[UserError]]]:
     from dthpc.parallel import precision
     from dthpc.train import schedule
 
-    return [collectives.check, models.check, parallel.check, precision.check, schedule.check, _text_source]
+    return [collectives.check, models.check, parallel.check, precision.check, schedule.check, preflight.check, _text_source]
 
 
 def _top_level(config: Any) -> Iterator[UserError]:

@@ -305,7 +305,7 @@ def _hosts(case: _Case) -> Iterator[Verdict]:
     within = {name for record in chosen for name in expand(record.nodes)}
     for key, names in (("cluster.nodelist", case.request.nodelist), ("cluster.exclude", case.request.exclude)):
         if names and within.issuperset(names):
-            yield ok("hosts", f"{key}: all in the partition")
+            yield ok("hosts", f"{key}: all in the partition ({compress(names)})")
         for name in names:
             if name not in known:
                 why = "the site has no such node"
@@ -314,6 +314,18 @@ def _hosts(case: _Case) -> Iterator[Verdict]:
                 where = ", ".join(record.name for record in chosen)
                 instead = "another node, or the partition that it belongs to"
                 yield error("hosts", UserError(f"not in partition {where}", key=key, value=name, instead=instead))
+    yield from (_enough_left(case, record) for record in chosen if case.request.exclude)
+
+
+def _enough_left(case: _Case, record: PartitionRecord) -> Verdict:
+    """Whether a partition has enough nodes besides those that are to be avoided."""
+    left = set(expand(record.nodes)) - set(case.request.exclude)
+    if len(left) >= case.request.nodes:
+        return ok("hosts", f"{plural(len(left), 'node')} of {record.name} left without those of cluster.exclude")
+    besides = plural(len(left) or "no", "node")
+    why = f"partition {record.name} has {besides} besides, and the run needs {case.request.nodes}"
+    value = case.cfg.cluster.exclude
+    return error("hosts", UserError(why, key="cluster.exclude", value=value, instead="a shorter list, or fewer nodes"))
 
 
 def _requeue(case: _Case) -> Iterator[Verdict]:

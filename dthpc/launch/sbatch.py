@@ -12,6 +12,7 @@ from dthpc.launch.request import Request
 from dthpc.launch.site import Decisions, Site
 from dthpc.rundir import RunDir
 from dthpc.slurm.client import SlurmClient
+from dthpc.slurm.hostlist import compress
 
 OWNERS = {
     "job-name": "run.name",
@@ -71,7 +72,7 @@ def sbatch_options(cfg: Any, run: RunDir, request: Request, site: Site | None, d
         "constraint": cluster.constraint,
         "reservation": cluster.reservation,
         "nodelist": cluster.nodelist,
-        "exclude": cluster.exclude,
+        "exclude": compress(request.exclude) or None,
         "exclusive": cluster.exclusive or None,
         "time": cluster.time,
         "mem": cluster.memory,
@@ -114,8 +115,8 @@ def srun_options(cfg: Any, request: Request, site: Site | None, mpi: str | None 
         # never passed here: srun cuts a value at its first comma.
         "export": "ALL",
         "input": "none",
-    }
         "mpi": mpi,
+    }
     options.update({_long(name): value for name, value in cfg.cluster.srun.items()})
     return [_word(name, value) for name, value in options.items() if value is not None and value is not False]
 

@@ -86,7 +86,8 @@ def attempts_without_progress(attempts: list[Attempt]) -> int:
     """How many of the last ended attempts in a row left no new checkpoint."""
     count = 0
     for attempt in reversed(attempts):
-        if attempt.end is None:
+        # Attempts that refused their nodes are bounded by the number of nodes.
+        if attempt.end is None or attempt.cause == "bad_nodes":
             continue
         if attempt.progressed:
             break
