@@ -203,7 +203,7 @@ def _await_arrivals(identity: Identity, attempt: AttemptDir, store: TCPStore, de
     missing = [rank for rank in others if rank not in present]
     hosts = ", ".join(dict.fromkeys([identity.host, *(a["host"] for a in came)]))
     raise RendezvousError(
-        f"ranks {_ranges(missing)} of {identity.world_size} did not arrive in time; those that did are on: {hosts}. "
+        f"ranks {ranges(missing)} of {identity.world_size} did not arrive in time; those that did are on: {hosts}. "
         f"Their logs tell what they tried: {attempt.rank_log(missing[0])}"
     )
 
@@ -337,7 +337,7 @@ def _pauses(deadline: float) -> Iterator[None]:
         yield
 
 
-def _ranges(ranks: list[int]) -> str:
+def ranges(ranks: list[int]) -> str:
     """`[1, 2, 3, 7]` as `1-3, 7`."""
     parts: list[list[int]] = []
     for rank in ranks:

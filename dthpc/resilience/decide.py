@@ -218,6 +218,8 @@ def _cause_by_ranks(outcome: Outcome) -> tuple[str, str]:
     failure, death = outcome.failure, outcome.first_death
     if death is not None:
         return "crash", f"rank {death.rank} was {death.error}"
+    if outcome.verdict and (failure is None or failure.echo):
+        return "crash", outcome.verdict
     if failure is not None:
         where = f"rank {failure.rank} on {failure.host}"
         at = "" if failure.step is None else f" after step {failure.step}"

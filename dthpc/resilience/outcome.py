@@ -56,6 +56,9 @@ class RankRecord:
     host: str = field(default_factory=socket.gethostname)
     """Node of the rank."""
 
+    echo: bool = False
+    """Whether it ended only because of what another rank did, or did not do."""
+
     @property
     def code(self) -> int:
         """Exit code of the rank."""
@@ -78,14 +81,28 @@ def read_records(attempt: AttemptDir) -> dict[int, RankRecord]:
     return records
 
 
+def read_verdict(attempt: AttemptDir) -> str:
+    """Why collectives did not end, as the ranks' watchdogs left it; empty where they found nothing."""
+    stored = read_json(attempt.verdict)
+    return str(stored.get("why") or "") if isinstance(stored, dict) else ""
+
+
 def first_failure(records: Iterable[RankRecord]) -> RankRecord | None:
-    """The failure that came first in time; the later ones are usually its echo in the other ranks."""
+    """The failure that came first in time; the later ones are usually its echo in the other ranks.
+
+    One that its rank knows to be an echo comes after all others, whatever the clocks of the nodes say.
+    """
     failures = [record for record in records if record.cause in ("crash", "user_error")]
-    return min(failures, key=lambda record: record.time, default=None)
+    return min(failures, key=lambda record: (record.echo, record.time), default=None)
 
 
 _ECHO = re.compile(r"connect|peer|broken pipe|socket|timed? ?out|time-out|nccl|gloo|remote process|end of file", re.I)
 """Words of errors by which a rank tells that another one is gone."""
+
+
+def is_echo(error: str) -> bool:
+    """Whether an error may be the consequence of another rank's end or absence."""
+    return _ECHO.search(error) is not None
 
 
 @dataclass(frozen=True)
@@ -144,6 +161,9 @@ class Outcome:
     srun_deaths: tuple[Death, ...] = ()
     """Ranks of which srun says that a signal ended them, in order, before it ended the others itself."""
 
+    verdict: str = ""
+    """Why collectives did not end, in one line, where the ranks' watchdogs found it out."""
+
     @property
     def all_finished(self) -> bool:
         """Whether every rank says that the run is finished."""
@@ -177,7 +197,7 @@ class Outcome:
         failure = self.failure
         if death is None or failure is None:
             return death
-        echo = failure.cause == "crash" and _ECHO.search(failure.error or "") is not None
+        echo = failure.cause == "crash" and (failure.echo or is_echo(failure.error or ""))
         return death if echo else None
 
     def _silent_death(self) -> Death | None:
