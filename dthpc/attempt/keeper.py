@@ -25,9 +25,11 @@ from dthpc.attempt.processes import CHAIN_VARIABLE, Ranks, make_ranks, world_siz
 from dthpc.attempt.records import begin_attempt, close_lost_attempts, log_causes, write_end
 from dthpc.errors import UserError
 from dthpc.monitor.events import EventLog
-from dthpc.resilience.attempts import committed_checkpoints, is_finished, of_chain, read_attempts
+from dthpc.resilience.attempts import Attempt, committed_checkpoints, is_finished, of_chain, read_attempts
+from dthpc.resilience.bad_nodes import CAUSE as BAD_NODES
+from dthpc.resilience.bad_nodes import Supply, decide_without, read_refusal, refused_before
 from dthpc.resilience.decide import Decision, Limits, SchedulerState, decide, decide_at_start
-from dthpc.resilience.outcome import EXIT_CRASH, EXIT_FINISHED, EXIT_USER_ERROR, Outcome, read_records
+from dthpc.resilience.outcome import EXIT_CRASH, EXIT_FINISHED, EXIT_USER_ERROR, Outcome, read_records, read_verdict
 from dthpc.resilience.stop import EXIT_STOPPED
 from dthpc.rundir import AttemptDir, RunDir
 
@@ -114,6 +116,7 @@ class _Attempt:
         self.signals: list[str] = []
         self.asked: str | None = None
         self.asked_at: float | None = None
+        self.excluded: dict[str, str] = {}
 
     def live(self) -> Decision | None:
         """Run the ranks to their end, and act; `None` if a later attempt has taken the run over."""
@@ -139,8 +142,14 @@ class _Attempt:
             for attempt in of_chain(read_attempts(keeper.run), keeper.chain)
             if attempt.number != self.folder.number
         ]
-        decision = decide(outcome, history, progressed, keeper.limits, state)
+        refused = read_refusal(self.folder)
+        if refused and not (state is not None and (state.requeued or not state.running)):
+            decision = decide_without(refused, history, self._supply(refused, history), keeper.limits)
+        else:
+            decision = decide(outcome, history, progressed, keeper.limits, state)
+        self.excluded = {**refused_before(history), **refused}
         extra = {
+            "bad_nodes": refused,
             "progressed": progressed,
             "checkpoints": sorted(after),
             "requeued_by_slurm": bool(state and state.requeued),
@@ -212,6 +221,16 @@ class _Attempt:
 
     # --- when they have ended ---------------------------------------------------------------------------------------
 
+    def _supply(self, refused: Mapping[str, str], history: list[Attempt]) -> Supply:
+        keeper = self.keeper
+        if not keeper.in_slurm:
+            return Supply(keeper.plan.nodes, None)
+        from dthpc.attempt.exclude import supply_of
+        from dthpc.attempt.requeue import make_client
+
+        every = {**refused_before(history), **refused}
+        return supply_of(make_client(keeper.env), keeper.plan, keeper.env, every)
+
     def _outcome(self, ranks: Ranks) -> Outcome:
         records = read_records(self.folder)
         # A network file system may show the records of other nodes a little late.
@@ -231,6 +250,7 @@ class _Attempt:
             lost_nodes=tuple(ranks.lost_nodes()),
             last_words="" if len(records) == ranks.world_size else ranks.last_words(),
             srun_deaths=ranks.deaths(),
+            verdict=read_verdict(self.folder),
         )
 
     def _scheduler_state(self) -> SchedulerState | None:
@@ -257,13 +277,17 @@ class _Attempt:
         return decision
 
     def _continue(self, decision: Decision) -> None:
+        from dthpc.attempt.exclude import all_excluded, exclude_requeued
         from dthpc.attempt.requeue import RequeueForbidden, make_client, requeue, resubmit
 
         keeper = self.keeper
         client = make_client(keeper.env)
+        avoided = all_excluded(keeper.plan, self.excluded) if self.excluded else []
         if decision.action == "requeue":
             try:
                 requeue(client, keeper.env)
+                if decision.cause == BAD_NODES:
+                    exclude_requeued(client, keeper.env, avoided)
                 return
             except RequeueForbidden as forbidden:
                 if keeper.plan.batch_script is None:
@@ -273,7 +297,7 @@ class _Attempt:
                         value="requeue",
                         instead="cluster.requeue=resubmit",
                     ) from forbidden
-        job = resubmit(client, keeper.run, keeper.plan, keeper.env, keeper.chain)
+        job = resubmit(client, keeper.run, keeper.plan, keeper.env, keeper.chain, avoided)
         keeper.events.write("run_submitted", attempt=self.folder.number, job_id=job, launcher="continuation")
         print(f"dthpc: continues as job {job}", flush=True)
 

@@ -11,15 +11,18 @@ import faulthandler
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
 from dthpc.placement.identity import RankIdentity, from_environment
-from dthpc.resilience.outcome import EXIT_CRASH, EXIT_USER_ERROR, RankRecord
+from dthpc.resilience.bad_nodes import BadNodes
+from dthpc.resilience.outcome import EXIT_CRASH, EXIT_USER_ERROR, RankRecord, is_echo
 from dthpc.resilience.stop import StopFlag, Stopped
 from dthpc.rundir import RunDir
 
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     import torch
 
     from dthpc.comm.rendezvous import Rendezvous
+    from dthpc.comm.watchdog.session import Session, Settings
+    from dthpc.comm.watchdog.watchdog import Ending
     from dthpc.context import RankContext
     from dthpc.placement.bind import Bound
 
@@ -34,6 +39,8 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 _TRACEBACK_LINES = 30
 _EXIT_GUARD_S = 60.0
+_LAST_WORDS_S = 0.5
+"""Pause of a failed rank before its exit, by which `srun` ends the others, so that they can write their records too."""
 
 
 def main(arguments: list[str]) -> int:
@@ -84,14 +91,17 @@ class _Rank:
         self.bound = bound
         self.meeting: Rendezvous | None = None
         self.context: RankContext | None = None
+        self.session: Session | None = None
+        self.refused = False
 
     def live(self) -> int:
         """Do the job, record how it ended, and take the process group down."""
-        record = self._do_job()
+        record = self._settle(self._do_job())
         record.write(self.run.attempt(self.identity.attempt))
         if record.cause in ("crash", "user_error"):
             sys.stdout.flush()
             sys.stderr.flush()
+            time.sleep(_LAST_WORDS_S if self.session is not None else 0.0)
             os._exit(record.code)
         # Threads of the user's libraries may keep a process alive for ever; the record already tells how it ended.
         faulthandler.dump_traceback_later(_EXIT_GUARD_S, exit=True)
@@ -107,12 +117,38 @@ class _Rank:
         except UserError as error:
             print(f"dthpc: {error}", file=sys.stderr)
             return self._record("user_error", error=error.message())
+        except BadNodes as refused:
+            print(f"dthpc: {refused}", file=sys.stderr)
+            self.refused = True
+            return self._record("crash", error=str(refused))
         except BaseException as error:
             traceback.print_exc()
             lines = traceback.format_exc().rstrip().splitlines()
             summary = "".join(traceback.format_exception_only(type(error), error)).strip()
             return self._record("crash", error=" ".join(summary.split()), tail=lines[-_TRACEBACK_LINES:])
         return self._record("finished")
+
+    def _settle(self, record: RankRecord) -> RankRecord:
+        """Tell the other ranks' watchdogs how the job ended here, and learn whether this rank is to blame."""
+        if self.session is None:
+            return record
+        # Bad nodes are refused by all ranks alike: none is to blame.
+        if self.refused or record.cause in ("finished", "preempted"):
+            self.session.watchdog.finished()
+            return record
+        error = record.error or ""
+        ending = self.session.watchdog.failed(error, echo=record.cause == "crash" and is_echo(error))
+        return record if ending is None else replace(record, error=ending.why, echo=True)
+
+    def _end_by_watchdog(self, ending: Ending) -> None:
+        """End this process for another rank's sake, from the watchdog's thread: the main thread may be blocked."""
+        from dthpc.comm.watchdog.watchdog import say
+
+        record = self._record("crash", error=ending.why)
+        say(f"dthpc: rank {record.rank} is ended: {ending.why}")
+        replace(record, echo=True).write(self.run.attempt(self.identity.attempt))
+        time.sleep(_LAST_WORDS_S)
+        os._exit(record.code)
 
     def _prepare(self) -> tuple[Any, Callable[..., Any]]:
         """Load the configuration, torch and the job, meet the other ranks, and fill the context."""
@@ -121,6 +157,7 @@ class _Rank:
 
         from dthpc.comm.backend import choose_backend
         from dthpc.comm.rendezvous import connect
+        from dthpc.comm.watchdog.session import Settings, prepare
         from dthpc.context import RankContext
         from dthpc.jobs.build import find_target
 
@@ -131,6 +168,8 @@ class _Rank:
             torch.cuda.set_device(device)
         backend, reason = choose_backend(config.comm, device)
         attempt = self.run.attempt(self.identity.attempt)
+        settings = Settings.of(config.comm)
+        prepare(backend, attempt, settings)
         self.meeting = connect(
             self.identity,
             attempt,
@@ -143,7 +182,27 @@ class _Rank:
         self.context = RankContext(self.identity, self.run, device, backend, self.stop)
         if self.identity.rank == 0:
             self.context.events = self._open_events(reason)
+        self._watch(settings)
         return config, job
+
+    def _watch(self, settings: Settings) -> None:
+        """From here on a rank that dies, stops or does not come to a collective ends the job within seconds."""
+        from dthpc.comm.watchdog.session import Session
+
+        context = self.context
+        assert self.meeting is not None
+        assert context is not None
+        if self.identity.world_size == 1:
+            return
+        self.session = Session(
+            self.meeting,
+            self.identity,
+            context.attempt,
+            settings,
+            step=lambda: context.step,
+            end=self._end_by_watchdog,
+            events=context.events,
+        )
 
     def _prove_placement(self) -> None:
         """Look whether this rank runs where it was placed, now that all threads are there, and write it down."""
@@ -198,6 +257,8 @@ class _Rank:
 
         if self.meeting is not None:
             leave(self.meeting, self.identity)
+        if self.session is not None:
+            self.session.close()
         if self.context is not None and self.context.events is not None:
             self.context.events.close()
         if dist.is_initialized():
