@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dthpc.comm.collectives import Pending
 from dthpc.jobs.collectives.buffers import Case, split
 
 Call = Callable[[], None]
@@ -253,3 +254,46 @@ def _gloo_options(case: Case) -> Any:
     if hasattr(options, "rootRank"):
         options.rootRank = 0
     return options
+
+
+class ChannelDriver(Driver):
+    """An all-reduce of dthpc's own, as gradients take it."""
+
+    def __init__(
+        self,
+        name: str,
+        start: Callable[[Tensor], Pending],
+        group: dist.ProcessGroup,
+        owned: Sequence[dist.ProcessGroup],
+    ) -> None:
+        """Take the all-reduce.
+
+        Args:
+            name: for the table.
+            start: begins it.
+            group: all its ranks.
+            owned: groups that end with it.
+        """
+        self.name, self._start, self._group, self._owned = name, start, group, list(owned)
+
+    def forms(self, operation: str) -> tuple[bool, ...]:
+        return (True,) if operation == "all_reduce" else ()
+
+    def call(self, case: Case, operand: Tensor, result: Tensor) -> Call:
+        return lambda: self._start(result).wait()
+
+    def barrier(self) -> None:
+        dist.barrier(self._group)
+
+    def send(self, tensor: Tensor, peer: int) -> None:
+        raise NotImplementedError("only sums are made this way")
+
+    def receive(self, tensor: Tensor, peer: int) -> None:
+        raise NotImplementedError("only sums are made this way")
+
+    def exchange(self, operand: Tensor, result: Tensor, peer: int) -> None:
+        raise NotImplementedError("only sums are made this way")
+
+    def close(self) -> None:
+        for group in self._owned:
+            dist.destroy_process_group(group)

@@ -18,9 +18,10 @@ from dthpc.jobs.collectives.control import Control
 from dthpc.jobs.collectives.drivers import Driver
 from dthpc.jobs.collectives.groups import Partition, Place, partitions, place_ranks
 from dthpc.jobs.collectives.judge import judge, rate, verdict
-from dthpc.jobs.collectives.libraries import Libraries, find_libraries, make_drivers
+from dthpc.jobs.collectives.libraries import Libraries, find_libraries, make_drivers, make_two_levels
+from dthpc.jobs.collectives.line import Line
 from dthpc.jobs.collectives.link_rate import interface_rate
-from dthpc.jobs.collectives.measure import Line, measure
+from dthpc.jobs.collectives.measure import measure
 from dthpc.jobs.collectives.pairs import measure_pairs, member_sets
 from dthpc.jobs.collectives.report import Results
 from dthpc.jobs.collectives.room import free_memory, largest_message
@@ -82,6 +83,7 @@ class _Measurement:
                     self._sweep(driver, partition, operation)
             if partition.name == "world":
                 self._pairs(drivers, partition)
+                self._two_levels(partition)
             for driver in drivers:
                 driver.close()
         if self.settings.pairs != "none" and all(partition.name != "world" for partition in self.partitions):
@@ -97,6 +99,17 @@ class _Measurement:
         self.results.lines += lines
         if self.context.events is not None and lines:
             self.context.events.write("measured", text=_told(partition, operation, driver, lines))
+
+    def _two_levels(self, world: Partition) -> None:
+        """All-reduce in one step and in three; only sums are made so."""
+        wanted = self.settings.hierarchical and "all_reduce" in self.settings.operations
+        if not wanted or self.settings.redop != "sum":
+            return
+        drivers = make_two_levels(self.libraries, world, self.places, self.context, self.timeout)
+        for driver in drivers:
+            self._sweep(driver, world, "all_reduce")
+        for driver in reversed(drivers):
+            driver.close()
 
     def _pairs(self, drivers: Sequence[Driver], world: Partition) -> None:
         """The matrices, by the first library, and the bisection by each."""

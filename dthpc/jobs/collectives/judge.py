@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dthpc.jobs.collectives.line import Line
 from dthpc.jobs.collectives.links import Slow
-from dthpc.jobs.collectives.measure import Line
-from dthpc.jobs.collectives.pairs import Matrix
+from dthpc.jobs.collectives.matrix import Matrix
 from dthpc.monitor.units import size
 
 BANDWIDTH_BOUND = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "sendrecv")

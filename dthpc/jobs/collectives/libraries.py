@@ -12,9 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
+from dthpc.comm.collectives import Channel
+from dthpc.comm.hierarchical import HierarchicalAllReduce, split_by_node
 from dthpc.errors import UserError
-from dthpc.jobs.collectives.drivers import Driver, RawGlooDriver, TorchDriver
-from dthpc.jobs.collectives.groups import Partition
+from dthpc.jobs.collectives.drivers import ChannelDriver, Driver, RawGlooDriver, TorchDriver
+from dthpc.jobs.collectives.groups import Partition, Place
 from dthpc.jobs.collectives.settings import BACKENDS, Settings
 
 if TYPE_CHECKING:
@@ -121,10 +123,53 @@ def _driver(name: str, partition: Partition, context: RankContext, timeout: time
 
 def _group(name: str, members: Sequence[int], default: str, timeout: timedelta) -> tuple[Any, bool]:
     """The group of some ranks over a backend: the one of all ranks that is there already, or a new one."""
-    from dthpc.comm.mpi import BACKEND
-
-    backend = BACKEND if name == "mpi" else name
+    backend = _name_of_mpi() if name == "mpi" else name
     if len(members) == dist.get_world_size() and default == backend:
         return dist.group.WORLD, False
     made = dist.new_group(list(members), backend=backend, timeout=timeout, use_local_synchronization=True)
     return made, True
+
+
+def make_two_levels(
+    libraries: Libraries, world: Partition, places: Sequence[Place], context: RankContext, timeout: timedelta
+) -> list[Driver]:
+    """dthpc's own all-reduce in one step and in three, over each back end of torch.distributed; collective.
+
+    Returns:
+        Nothing where the ranks are on one node, or unevenly on several.
+    """
+    split = split_by_node([str(place.node) for place in places])
+    if split is None:
+        return []
+    drivers: list[Driver] = []
+    for name in libraries.names:
+        if name in ("gloo", "mpi") and context.device.type == "cpu":
+            drivers += _two_levels(name, world, split, context, timeout)
+    return drivers
+
+
+def _two_levels(
+    name: str,
+    world: Partition,
+    split: tuple[list[list[int]], list[list[int]]],
+    context: RankContext,
+    timeout: timedelta,
+) -> list[Driver]:
+    rank = context.identity.rank
+    everyone, owned = _group(name, world.groups[0], context.backend, timeout)
+    levels = [_group(name, _of(rank, level), context.backend, timeout)[0] for level in split]
+    channels = HierarchicalAllReduce(*(Channel(level) for level in levels))
+    return [
+        ChannelDriver(f"{name}+flat", Channel(everyone).all_reduce, everyone, [everyone] if owned else []),
+        ChannelDriver(f"{name}+levels", channels.all_reduce, everyone, levels),
+    ]
+
+
+def _of(rank: int, level: Sequence[list[int]]) -> list[int]:
+    return next(members for members in level if rank in members)
+
+
+def _name_of_mpi() -> str:
+    from dthpc.comm.mpi import BACKEND
+
+    return BACKEND

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 
 from dthpc.jobs.collectives.judge import rate
-from dthpc.jobs.collectives.measure import Line
-from dthpc.jobs.collectives.pairs import Matrix
+from dthpc.jobs.collectives.line import Line
+from dthpc.jobs.collectives.matrix import Matrix
 from dthpc.monitor.units import size
 
 COLOURS = ("#3567a8", "#d1782b", "#3d8f5a", "#8c58a5", "#b33b45", "#6b6b6b")

@@ -8,8 +8,8 @@ from typing import Any
 
 from dthpc.jobs.collectives.fit import Fit, fit
 from dthpc.jobs.collectives.judge import Finding, rate, verdict
-from dthpc.jobs.collectives.measure import Line
-from dthpc.jobs.collectives.pairs import Matrix
+from dthpc.jobs.collectives.line import Line
+from dthpc.jobs.collectives.matrix import Matrix
 from dthpc.jobs.collectives.settings import SCHEMA
 from dthpc.jobs.collectives.terms import model_of
 from dthpc.monitor.table import Column, plain_table

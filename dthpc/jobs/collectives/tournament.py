@@ -8,11 +8,12 @@ n(n-1)/2.
 from __future__ import annotations
 
 
-def rounds(players: int) -> list[list[tuple[int, int]]]:
+def rounds(players: int, most: int | None = None) -> list[list[tuple[int, int]]]:
     """The rounds.
 
     Args:
         players: how many there are, at least 0.
+        most: the first so many rounds alone; all if None.
 
     Returns:
         Lists of pairs (a, b) with a < b; players - 1 of them for an even number, players for an odd one, in each of
@@ -22,7 +23,7 @@ def rounds(players: int) -> list[list[tuple[int, int]]]:
         return []
     seats: list[int | None] = [*range(players), *([None] if players % 2 else [])]
     found = []
-    for _ in range(len(seats) - 1):
+    for _ in range(len(seats) - 1 if most is None else min(most, len(seats) - 1)):
         found.append(_pairs(seats))
         seats = [seats[0], seats[-1], *seats[1:-1]]
     return found
