@@ -91,10 +91,13 @@ class Witness:
     step: Callable[[], int | None]
     """Tells the last step that was done."""
 
-    def account(self, length: int | None = None, signal: str | None = None) -> Account:
-        """What this rank does now, with at most `length` calls; None: all that are remembered.
+    def account(self, length: int | None = None, signal: str | None = None, failed: bool = False) -> Account:
+        """What this rank does now. May be called by any thread, whatever the others are blocked in.
 
-        May be called by any thread, whatever the others are blocked in.
+        Args:
+            length: how many calls it holds at most; None: all that are remembered.
+            signal: a stop signal that this rank has received.
+            failed: whether calls that raised count as those that are waited for.
         """
         now = time.monotonic()
         stacks = _stacks()
@@ -105,6 +108,7 @@ class Witness:
         if self.recorder is None:
             return account
         waits = sorted(self.recorder.waits(), key=lambda wait: wait.since)
+        waits += self.recorder.failures()[-1:] if failed else []
         account.waiting = [
             {**wait.entry.to_json(now), "waited_s": round(now - wait.since, 3)} for wait in waits if wait.entry
         ]

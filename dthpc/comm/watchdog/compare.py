@@ -63,21 +63,21 @@ def describe(call: Call) -> str:
     return " ".join(words)
 
 
-def judge(accounts: Mapping[int, Account], absent: Mapping[int, str], after: str) -> Verdict:
+def judge(accounts: Mapping[int, Account], absent: Mapping[int, str], how: str) -> Verdict:
     """Say why some ranks wait.
 
     Args:
         accounts: of the ranks that answered.
         absent: the other ranks, each with what is known of it, such as `has finished its job`.
-        after: words for how long has been waited, such as `after 57 s`.
+        how: words for what happened to the call, such as `does not end after 57 s`.
     """
     stuck = _the_cause(accounts, absent)
     if stuck is None:
         lines = [_activity(account) for account in accounts.values()] + [f"rank {r} {w}" for r, w in absent.items()]
-        return Verdict(f"a collective does not end {after}, and no rank says which", lines)
+        return Verdict(f"a collective {how}, and no rank says which", lines)
     if stuck.call["operation"] in POINT_TO_POINT:
-        return _judge_message(stuck, accounts, absent, after)
-    return _judge_collective(stuck, accounts, absent, after)
+        return _judge_message(stuck, accounts, absent, how)
+    return _judge_collective(stuck, accounts, absent, how)
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,16 @@ def _the_cause(accounts: Mapping[int, Account], absent: Mapping[int, str]) -> _S
     if not found:
         return None
 
-    def rank_of(stuck: _Stuck) -> tuple[bool, bool, float]:
-        free = any(rank in absent or not accounts[rank].waiting for rank in stuck.missing)
-        return free, bool(stuck.missing), stuck.seconds
+    def weight(stuck: _Stuck) -> tuple[bool, bool, float]:
+        free = [rank in absent or not _in_flight(accounts[rank]) for rank in stuck.missing]
+        return bool(free) and all(free), any(free), stuck.seconds
 
-    return max(found, key=rank_of)
+    return max(found, key=weight)
+
+
+def _in_flight(account: Account) -> bool:
+    """Whether a rank waits for others itself."""
+    return bool(account.waiting) or any(call["state"] != "finished" for call in account.torch_calls)
 
 
 def _stuck(account: Account, call: Call, accounts: Mapping[int, Account]) -> _Stuck:
@@ -151,7 +156,7 @@ def _has(calls: Iterable[Call], wanted: Call) -> Call | None:
     return None
 
 
-def _judge_collective(stuck: _Stuck, accounts: Mapping[int, Account], absent: Mapping[int, str], after: str) -> Verdict:
+def _judge_collective(stuck: _Stuck, accounts: Mapping[int, Account], absent: Mapping[int, str], how: str) -> Verdict:
     forms: dict[str, list[int]] = {}
     shown: dict[str, Call] = {}
     for rank in stuck.members:
@@ -161,7 +166,7 @@ def _judge_collective(stuck: _Stuck, accounts: Mapping[int, Account], absent: Ma
         if call is not None:
             forms.setdefault(_form(call), []).append(rank)
             shown.setdefault(_form(call), call)
-    head = f"collective {stuck.call['sequence']} of group {stuck.group} does not end {after}"
+    head = f"collective {stuck.call['sequence']} of group {stuck.group} {how}"
     parts = [
         f"{_ranks(ranks)} in {describe(shown[form])}"
         for form, ranks in sorted(forms.items(), key=lambda item: -len(item[1]))
@@ -179,9 +184,9 @@ def _judge_collective(stuck: _Stuck, accounts: Mapping[int, Account], absent: Ma
     return Verdict(f"{head}, though all its ranks came: {', '.join(parts)}", details)
 
 
-def _judge_message(stuck: _Stuck, accounts: Mapping[int, Account], absent: Mapping[int, str], after: str) -> Verdict:
+def _judge_message(stuck: _Stuck, accounts: Mapping[int, Account], absent: Mapping[int, str], how: str) -> Verdict:
     peers = stuck.missing
-    head = f"rank {stuck.rank} waits for {describe(stuck.call)} in group {stuck.group} {after}"
+    head = f"rank {stuck.rank}'s {describe(stuck.call)} in group {stuck.group} {how}"
     details = [_absence(rank, accounts, absent, stuck) for rank in peers]
     return Verdict(f"{head}: {_one_or('did not answer', peers, details)}", details, peers)
 

@@ -112,6 +112,9 @@ class Hooks:
             before = recorder.begin_wait(self)
             try:
                 return original(self, *arguments, **options)
+            except BaseException:
+                recorder.fail_wait(self)
+                raise
             finally:
                 recorder.end_wait(before)
 

@@ -7,6 +7,7 @@ falls silent. When a rank waits for too long, the hub asks all for their account
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 import selectors
 import socket
@@ -27,6 +28,9 @@ ACCOUNTS_S = 3.0
 ECHO_S = 1.0
 """After a collective failed in one rank: how long to wait for the sign of what is behind it, such as a dead rank."""
 
+_BUILD_PATH = re.compile(r"\[/\S+\] ")
+"""Where in its own sources Gloo has noticed an error."""
+
 
 @dataclass
 class Member:
@@ -44,6 +48,9 @@ class Member:
     ended: str | None = None
     """Words for how it ended; None while it works."""
 
+    account: Account | None = None
+    """What it said of itself when a collective of its failed."""
+
 
 @dataclass
 class _Inquiry:
@@ -51,7 +58,7 @@ class _Inquiry:
 
     until: float
     over: bool
-    after: str
+    how: str
     accounts: dict[int, Account]
 
 
@@ -160,12 +167,13 @@ class Hub:
         if kind == "account" and self._inquiry is not None:
             self._inquiry.accounts[rank] = Account.of_json(message["account"])
         elif kind == "stuck":
-            self._inquire(bool(message["over"]), f"after {message['seconds']:.0f} s")
+            self._inquire(bool(message["over"]), f"does not end after {message['seconds']:.0f} s")
         elif kind == "bye":
             member.ended = "has finished its job"
         elif kind == "failed":
             member.ended = f"on {member.host} failed: {message['error']}"
             if message["echo"]:
+                member.account = Account.of_json(message["account"])
                 self._echo = self._echo or (self._clock.now() + ECHO_S, rank, str(message["error"]))
             else:
                 self._decide(Verdict(f"rank {rank} on {member.host} failed: {message['error']}", [], [rank]))
@@ -187,7 +195,8 @@ class Hub:
 
     def _on_time(self, now: float) -> None:
         if self._echo is not None and now > self._echo[0] and self._inquiry is None and self._verdict is None:
-            self._inquire(True, "", f"rank {self._echo[1]}'s collective failed: {self._echo[2]}")
+            _, rank, error = self._echo
+            self._inquire(True, f"failed in rank {rank} ({_BUILD_PATH.sub('', error)})")
         inquiry = self._inquiry
         if inquiry is not None and (now > inquiry.until or set(inquiry.accounts) >= set(self._working())):
             self._inquiry = None
@@ -207,21 +216,20 @@ class Hub:
     def _working(self) -> list[int]:
         return [rank for rank, member in self._members.items() if member.ended is None]
 
-    def _inquire(self, over: bool, after: str, why: str = "") -> None:
+    def _inquire(self, over: bool, how: str) -> None:
         """Ask all ranks for their accounts."""
         if self._verdict is not None or (self._inquiry is not None and (self._inquiry.over or not over)):
             return
-        self._inquiry = _Inquiry(self._clock.now() + ACCOUNTS_S, over, why or after, {})
+        self._inquiry = _Inquiry(self._clock.now() + ACCOUNTS_S, over, how, {})
         self._broadcast({"kind": "tell"})
 
     def _conclude(self, inquiry: _Inquiry) -> None:
+        failed = {rank: member.account for rank, member in self._members.items() if member.account is not None}
+        accounts = {**inquiry.accounts, **failed}
         absent = dict.fromkeys(range(self._world_size), "did not connect")
         absent |= {rank: member.ended or self._silence_of(member) for rank, member in self._members.items()}
-        absent = {rank: words for rank, words in absent.items() if rank not in inquiry.accounts}
-        after = inquiry.after if inquiry.after.startswith("after") else ""
-        verdict = judge(inquiry.accounts, absent, after or "any more")
-        if not after:
-            verdict = Verdict(f"{inquiry.after}; {verdict.headline}", verdict.details, verdict.blamed)
+        absent = {rank: words for rank, words in absent.items() if rank not in accounts}
+        verdict = judge(accounts, absent, inquiry.how)
         if inquiry.over:
             self._decide(verdict)
         else:

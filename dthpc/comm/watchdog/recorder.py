@@ -130,6 +130,7 @@ class Recorder:
         self._groups: dict[int, GroupInfo] = {}
         self._inside: dict[int, Entry] = {}
         self._waits: dict[int, tuple[Any, float]] = {}
+        self._failed: deque[Entry] = deque(maxlen=8)
         self._own: dict[str, bool] = {}
 
     def begin(self, group: Any, operation: str, arguments: tuple[Any, ...]) -> Entry:
@@ -159,6 +160,7 @@ class Recorder:
     def fail(self, entry: Entry) -> None:
         """Record that the method raised."""
         entry.failed = True
+        self._failed.append(entry)
         self._inside.pop(threading.get_ident(), None)
 
     def begin_wait(self, work: Any) -> tuple[Any, float] | None:
@@ -167,6 +169,13 @@ class Recorder:
         before = self._waits.get(thread)
         self._waits[thread] = (work, time.monotonic())
         return before
+
+    def fail_wait(self, work: Any) -> None:
+        """Record that waiting raised: the call is what this rank could not get beyond."""
+        entry = self._entry_of(work)
+        if entry is not None:
+            entry.failed = True
+            self._failed.append(entry)
 
     def end_wait(self, before: tuple[Any, float] | None) -> None:
         """Record that the wait is over."""
@@ -182,6 +191,10 @@ class Recorder:
         for thread, entry in list(self._inside.items()):
             if thread not in self._waits:
                 yield Wait(thread, entry.began, entry)
+
+    def failures(self) -> list[Wait]:
+        """The last calls that raised, each with the time from which it was waited for."""
+        return [Wait(0, entry.began, entry) for entry in list(self._failed)]
 
     def _entry_of(self, work: Any) -> Entry | None:
         for entry in reversed(list(self.entries)):

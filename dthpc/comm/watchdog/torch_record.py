@@ -15,6 +15,12 @@ from typing import Any
 _DUMP_ALLOWANCE_S = 60
 """Seconds beyond a time-out in which NCCL's watchdog may still write its record before its monitor ends the process."""
 
+_STALE = 0.9
+"""Share of the seconds asked about in which nothing was completed, from which on the whole record is looked at."""
+
+_PAUSE = 0.05
+"""Share of them between two looks."""
+
 
 def nccl_variables(target: Path, timeout_s: float, length: int) -> dict[str, str]:
     """Environment of NCCL's process groups.
@@ -86,8 +92,9 @@ class TorchRecord:
         now = time.monotonic()
         if status != self._last[0]:
             self._last = status, now
-        elif now - self._last[1] > seconds / 2:
-            self._last = status, now - seconds / 4  # not again at once: the whole record may be long
+        elif now - self._last[1] > seconds * _STALE:
+            # The whole record may be long: the next look is not at once.
+            self._last = status, now - seconds * (_STALE - _PAUSE)
             late = [entry for entry in self.read() if entry["state"] == "in flight" and entry["age_s"] > seconds]
             return late[0] if late else None
         return None

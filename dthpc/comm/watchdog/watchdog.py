@@ -110,7 +110,9 @@ class Watchdog:
         """
         self._claim()
         self.write_record()
-        self._line.send({"kind": "failed", "error": error, "echo": echo})
+        account = self._witness.account(_SHOWN, failed=True) if echo else None
+        told = None if account is None else account.to_json()
+        self._line.send({"kind": "failed", "error": error, "echo": echo, "account": told})
         if not echo:
             return None
         self._told.wait(_ANSWER_S)
@@ -221,7 +223,7 @@ class Watchdog:
         """Seconds that a thread has waited for a call, or that torch's recorder knows one to be under way."""
         recorder = self._witness.recorder
         waits = [] if recorder is None else [self._clock.age(wait.since) for wait in recorder.waits()]
-        late = self._witness.torch_record.overdue(self._timeout_s * _AHEAD)
+        late = self._witness.torch_record.overdue(self._timeout_s * _WARN)
         if late is not None:
             waits.append(self._clock.age(time.monotonic() - float(late["age_s"])))
         return max(waits, default=0.0)
