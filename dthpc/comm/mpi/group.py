@@ -1,0 +1,384 @@
+"""The process group: what `torch.distributed` calls, put into the words of `Collectives`, `Reducers` and `Messages`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dthpc.comm.mpi import BACKEND
+from dthpc.comm.mpi.board import Board, ranges
+from dthpc.comm.mpi.buffers import Buffers
+from dthpc.comm.mpi.call import Call
+from dthpc.comm.mpi.collectives import Collectives, together
+from dthpc.comm.mpi.errors import CommunicationTimeout
+from dthpc.comm.mpi.join import join
+from dthpc.comm.mpi.lane import Lane
+from dthpc.comm.mpi.messages import Messages
+from dthpc.comm.mpi.operation import Operation, Steps
+from dthpc.comm.mpi.reducers import Reducers
+from dthpc.comm.mpi.runtime import Runtime
+from dthpc.comm.mpi.work import MPIWork
+
+_DEFAULT: Any = dist.AllreduceOptions()
+"""Options where the caller gives none: sum, asynchronous, the group's time-out."""
+
+# Some of torch's stubs name other parameters than torch passes.
+_ProcessGroup: Any = dist.ProcessGroup
+
+
+def creator(runtime: Runtime) -> Callable[[Any, Any], MPIProcessGroup]:
+    """What `torch.distributed` calls to make a group of this process's MPI."""
+
+    def create(options: Any, _: Any) -> MPIProcessGroup:
+        members = list(options.global_ranks_in_group) or list(range(options.group_size))
+        return MPIProcessGroup(
+            runtime, options.store, str(options.group_id), members, options.group_rank, options.timeout
+        )
+
+    return create
+
+
+class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
+    """The ranks of one communicator.
+
+    Collectives are started in the calling thread, in the order of the calls, which must be the same on all ranks. A
+    synchronous one is driven to its end there; an asynchronous one by the process's progress thread, or by the thread
+    that waits for it. Several threads may use a group, if they agree on that order.
+
+    Errors are `CommunicationError`s. After a time-out or an error of MPI the group is unusable, and says so.
+    """
+
+    def __init__(
+        self, runtime: Runtime, store: Any, name: str, members: Sequence[int], rank: int, timeout: timedelta
+    ) -> None:
+        """Make the communicator together with the other members.
+
+        Args:
+            runtime: this process's MPI.
+            store: the group's part of the key-value store.
+            name: of the group, the same on all members and different from other groups'.
+            members: the default group's ranks, in this group's order.
+            rank: this rank's position among them.
+            timeout: after which an operation is an error.
+
+        Raises:
+            CommunicationTimeout: not all members came.
+        """
+        super().__init__(rank, len(members))
+        self._runtime, self._store, self._members = runtime, store, tuple(members)
+        self._own_name, self._description = name, "undefined"
+        self._timeout_s = timeout.total_seconds()
+        self._comm = join(runtime, store, name, members, rank, self._timeout_s)
+        runtime.groups += 1
+        mpi = runtime.mpi
+        buffers = Buffers(mpi, wide=runtime.wide, cuda_aware=runtime.cuda_aware)
+        self._messages = Messages(mpi, self._comm, buffers)
+        self._collectives = Collectives(mpi, self._comm, buffers, self._messages.collective_tag)
+        self._reducers = Reducers(self._collectives)
+        self._board = Board(store, name, members, rank)
+        self._lane = Lane(self._board, runtime.spins, runtime.keep)
+        self._rank, self._size = rank, len(members)
+        self._closed = False
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        """`mpi4py`."""
+        return BACKEND
+
+    name = _get_backend_name = getBackendName
+
+    def getRank(self) -> int:
+        """This rank's position in the group."""
+        return self._rank
+
+    rank = getRank
+
+    def getSize(self) -> int:
+        """Number of ranks in the group."""
+        return self._size
+
+    size = getSize
+
+    def getGroupName(self) -> str:
+        """The group's name, the same on all its ranks."""
+        return self._own_name
+
+    def setGroupName(self, name: str) -> None:
+        """Rename the group."""
+        self._own_name = name
+
+    group_name = property(getGroupName)
+    _set_group_name = setGroupName
+
+    def getGroupDesc(self) -> str:
+        """What the group is for."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        """Say what the group is for."""
+        self._description = description
+
+    group_desc = property(getGroupDesc)
+    _set_group_desc = setGroupDesc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+
+    # torch asks a group's back end for a device; ours is its own.
+    supports_splitting = True
+    supports_coalescing = False
+    supports_time_estimate = False
+    options = None
+
+    def _get_backend(self, device: torch.device) -> MPIProcessGroup:
+        return self
+
+    def _set_sequence_number_for_group(self) -> None:
+        return None
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._lane.count
+
+    def get_group_store(self) -> Any:
+        """The group's part of the key-value store."""
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change after which time an operation is an error."""
+        self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    # --- collectives ------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, opts: Any = _DEFAULT) -> MPIWork:
+        """Reduce tensors in place, with the same bits on all ranks."""
+        return self._all_reduce("all_reduce", _listed(tensors), opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = _DEFAULT) -> MPIWork:
+        """Reduce several tensors in place, all at once."""
+        return self._all_reduce("all_reduce_coalesced", tensors, opts)
+
+    def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> MPIWork:
+        rules = [self._reducers.rule(tensor, opts.reduceOp) for tensor in tensors]
+        staged = any(map(self._reducers.staged, rules, tensors))
+        parts = [self._reducers.all_reduce(tensor, rule) for tensor, rule in zip(tensors, rules, strict=True)]
+        call = Call(name, tensors[:8], rules[0].name)
+        return self._run(call, parts[0] if len(parts) == 1 else together(parts), tensors, opts, staged=staged)
+
+    def broadcast(self, tensors: Any, opts: Any) -> MPIWork:
+        """Give all ranks the tensor of `opts.rootRank`."""
+        tensor = _listed(tensors)[opts.rootTensor]
+        call = Call("broadcast", [tensor], f"from rank {self._members[opts.rootRank]}")
+        return self._run(call, self._collectives.broadcast(tensor, opts.rootRank), [tensor], opts)
+
+    def reduce(self, tensors: Any, opts: Any) -> MPIWork:
+        """Reduce into the tensor of `opts.rootRank`."""
+        tensor = _listed(tensors)[opts.rootTensor]
+        rule = self._reducers.rule(tensor, opts.reduceOp)
+        call = Call("reduce", [tensor], f"{rule.name} to rank {self._members[opts.rootRank]}")
+        steps = self._reducers.reduce(tensor, rule, opts.rootRank)
+        return self._run(call, steps, [tensor], opts, staged=rule.combine is not None)
+
+    def allgather(self, outs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _DEFAULT) -> MPIWork:
+        """Give all ranks the ranks' tensors, whose sizes may differ."""
+        parts = [self._collectives.all_gather_uneven(out, mine) for out, mine in zip(outs, inputs, strict=True)]
+        return self._run(Call("all_gather", inputs, uneven=True), together(parts), outs, opts)
+
+    def allgather_coalesced(self, outs: list[list[Tensor]], inputs: list[Tensor], opts: Any = _DEFAULT) -> MPIWork:
+        """Gather several tensors at once; `outs[rank][i]` is what `inputs[i]` was on a rank."""
+        by_input = [[out[i] for out in outs] for i in range(len(inputs))]
+        parts = [self._collectives.all_gather_uneven(out, mine) for out, mine in zip(by_input, inputs, strict=True)]
+        return self._run(Call("all_gather_coalesced", inputs, uneven=True), together(parts), outs, opts)
+
+    def all_gather_single(self, out: Tensor, mine: Tensor, opts: Any = _DEFAULT) -> MPIWork:
+        """Concatenate the ranks' tensors in one."""
+        return self._run(Call("all_gather_single", [mine]), self._collectives.all_gather(out, mine), out, opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(self, outs: list[Tensor], inputs: list[Tensor], opts: Any = _DEFAULT) -> MPIWork:
+        """Concatenate several tensors, all at once."""
+        parts = [self._collectives.all_gather(out, mine) for out, mine in zip(outs, inputs, strict=True)]
+        return self._run(Call("all_gather_single_coalesced", inputs), together(parts), outs, opts)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def reduce_scatter(self, outs: Any, shares: list[Any], opts: Any = _DEFAULT) -> MPIWork:
+        """Reduce lists of one tensor for each rank, whose sizes may differ; every rank gets its own."""
+        pairs = [(outs, shares)] if isinstance(outs, Tensor) else list(zip(outs, shares, strict=True))
+        rules = [self._reducers.rule(out, opts.reduceOp) for out, _ in pairs]
+        parts = [
+            self._reducers.reduce_scatter(out, given, rule) for (out, given), rule in zip(pairs, rules, strict=True)
+        ]
+        call = Call("reduce_scatter", [tensor for _, given in pairs for tensor in given], rules[0].name)
+        return self._run(call, together(parts), [out for out, _ in pairs], opts)
+
+    def reduce_scatter_single(self, out: Tensor, flat: Tensor, opts: Any = _DEFAULT) -> MPIWork:
+        """Reduce a tensor of which every rank gets an equal part."""
+        return self._reduce_scatter("reduce_scatter_single", [out], [flat], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(self, outs: list[Tensor], flats: list[Tensor], opts: Any = _DEFAULT) -> MPIWork:
+        """Reduce several tensors of which every rank gets an equal part, all at once."""
+        return self._reduce_scatter("reduce_scatter_single_coalesced", outs, flats, opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, name: str, outs: list[Tensor], flats: list[Tensor], opts: Any) -> MPIWork:
+        rule = self._reducers.rule(outs[0], opts.reduceOp)
+        parts = [self._reducers.reduce_scatter_flat(out, flat, rule) for out, flat in zip(outs, flats, strict=True)]
+        return self._run(Call(name, flats, rule.name), together(parts), outs, opts)
+
+    def gather(self, outs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork:
+        """Give `opts.rootRank` the ranks' tensors."""
+        call = Call("gather", inputs, f"to rank {self._members[opts.rootRank]}", uneven=True)
+        steps = self._collectives.gather(outs[0] if outs else None, inputs[0], opts.rootRank)
+        return self._run(call, steps, outs, opts)
+
+    def scatter(self, outs: list[Tensor], shares: list[list[Tensor]], opts: Any) -> MPIWork:
+        """Give every rank its one of the tensors of `opts.rootRank`."""
+        call = Call("scatter", outs, f"from rank {self._members[opts.rootRank]}", uneven=True)
+        steps = self._collectives.scatter(outs[0], shares[0] if shares else None, opts.rootRank)
+        return self._run(call, steps, outs, opts)
+
+    def alltoall(self, outs: list[Tensor], shares: list[Tensor], opts: Any = _DEFAULT) -> MPIWork:
+        """Give every rank one tensor, and get one of each; sizes may differ."""
+        return self._run(
+            Call("all_to_all", shares, uneven=True), self._collectives.all_to_all(outs, shares), outs, opts
+        )
+
+    def all_to_all_single(
+        self, out: Tensor, flat: Tensor, out_splits: list[int], splits: list[int], opts: Any = _DEFAULT
+    ) -> MPIWork:
+        """Give every rank a part of a tensor, split along its first dimension, and get one of each."""
+        steps = self._collectives.all_to_all_single(out, flat, out_splits, splits)
+        return self._run(Call("all_to_all_single", [flat], uneven=bool(splits)), steps, out, opts)
+
+    alltoall_base = all_to_all_single
+
+    def barrier(self, opts: Any = _DEFAULT) -> MPIWork:
+        """Return when all ranks have come."""
+        return self._run(Call("barrier"), self._collectives.barrier(), [], opts)
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """A barrier that names who did not come; slower than `barrier`.
+
+        Raises:
+            CommunicationTimeout: a rank did not come in time, on all that did.
+        """
+        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
+        steps = self._messages.monitored_barrier(seconds, wait_all_ranks)
+        # The ranks give up after rank 0, which has to tell them whom it misses.
+        allowed_s = seconds + max(5.0, seconds / 2)
+        operation = Operation(Call("monitored_barrier"), steps, self._lane, allowed_s, staged=True)
+        self._lane.submit(operation)
+        operation.wait()
+        if operation.result:
+            missing = ranges([self._members[rank] for rank in operation.result])
+            self._lane.broken = f"rank {missing} did not come to monitored_barrier"
+            self._runtime.keep(None)
+            raise CommunicationTimeout(
+                f"monitored_barrier of {self._board.group} on rank {self._board.rank}: after {seconds:.1f} s "
+                f"had not come: rank {missing}"
+            )
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> MPIWork:
+        """Send a tensor to the group's rank `peer`."""
+        self._messages.check_tag(tag)
+        (tensor,) = tensors
+        call = Call("send", tensors, f"to rank {self._members[peer]}, tag {tag}")
+        return self._message(call, self._messages.send(tensor, peer, tag), tensors)
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MPIWork:
+        """Receive a tensor from the group's rank `peer`."""
+        self._messages.check_tag(tag)
+        (tensor,) = tensors
+        call = Call("recv", tensors, f"from rank {self._members[peer]}, tag {tag}")
+        return self._message(call, self._messages.receive(tensor, peer, tag), tensors)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> MPIWork:
+        """Receive a tensor from any rank, which the work's `_source_rank()` then names."""
+        self._messages.check_tag(tag)
+        (tensor,) = tensors
+        call = Call("recv", tensors, f"from any rank, tag {tag}")
+        return self._message(call, self._messages.receive(tensor, None, tag), tensors)
+
+    # --- beginning and end ------------------------------------------------------------------------------------------
+
+    def split_group(
+        self,
+        ranks: list[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> MPIProcessGroup | None:
+        """Make a group of some of this one's ranks, given by their positions; None on a rank that is not among them."""
+        if self._rank not in ranks:
+            return None
+        name = group_name or f"{self._own_name}:split:{'-'.join(map(str, ranks))}"
+        made = MPIProcessGroup(
+            self._runtime,
+            dist.PrefixStore(f"{name}/", self._store),  # type: ignore[attr-defined]
+            name,
+            [self._members[rank] for rank in ranks],
+            list(ranks).index(self._rank),
+            timeout or timedelta(seconds=self._timeout_s),
+        )
+        made.setGroupDesc(group_desc or f"{self._description}:split")
+        return made
+
+    splitGroup = split_group
+
+    def shutdown(self) -> None:
+        """Complete what is under way, and free the communicator; what does not end is left as it is."""
+        if self._closed:
+            return
+        self._closed = True
+        self._runtime.groups -= 1
+        if self._lane.drain(self._timeout_s) and not self._runtime.mpi.Is_finalized():
+            self._comm.Free()
+        else:
+            self._runtime.keep(self._comm)
+        self._lane.broken = self._lane.broken or "it is destroyed"
+
+    def abort(self) -> None:
+        """Make the group unusable at once; what is under way stays so."""
+        self._lane.broken = self._lane.broken or "it was aborted"
+        self._runtime.keep(self._comm)
+
+    # --- how it is done ---------------------------------------------------------------------------------------------
+
+    def _run(self, call: Call, steps: Steps, result: Any, opts: Any, *, staged: bool = False) -> MPIWork:
+        timeout = opts.timeout.total_seconds() if opts is not _DEFAULT else 0.0
+        operation = Operation(call, steps, self._lane, timeout if timeout > 0 else self._timeout_s, staged=staged)
+        self._lane.submit(operation)
+        work = MPIWork(operation, result)
+        if not getattr(opts, "asyncOp", True):
+            operation.wait()
+        elif not operation.over:
+            self._runtime.progress.watch(operation)
+        return work
+
+    def _message(self, call: Call, steps: Steps, tensors: list[Tensor]) -> MPIWork:
+        operation = Operation(call, steps, self._lane, self._timeout_s)
+        self._lane.submit_now(operation)
+        if not operation.over:
+            self._runtime.progress.watch(operation)
+        return MPIWork(operation, tensors)
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)

@@ -1,0 +1,145 @@
+"""The order of a group's operations, and what is said when one of them does not end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+from dthpc.comm.mpi.board import Board
+from dthpc.comm.mpi.errors import CommunicationError, CommunicationTimeout
+from dthpc.comm.mpi.operation import Operation
+from dthpc.comm.mpi.progress import Pace
+
+
+class Lane:
+    """Starts the operations of one group so that MPI sees them in the same order on all ranks.
+
+    MPI matches collectives of a communicator by the order in which ranks start them. An operation of one step is
+    started where it is called, and any number of them may be under way. An operation of several steps is alone: what
+    is called after it is started when it is over.
+    """
+
+    def __init__(self, board: Board, spins: int, keep: Callable[[object], None]) -> None:
+        """Make an empty one.
+
+        Args:
+            board: where ranks tell each other what they wait for.
+            spins: how often a waiting thread asks MPI before it offers its core to others.
+            keep: takes what must not be freed, because MPI may still write into it.
+        """
+        self.blocker: Operation | None = None
+        self.broken: str | None = None
+        self._board = board
+        self._spins = spins
+        self._keep = keep
+        self._lock = threading.RLock()
+        self._queue: deque[Operation] = deque()
+        self._live: set[Operation] = set()
+        self.count = 0
+        """Collectives so far."""
+
+    def submit(self, operation: Operation) -> None:
+        """Start a collective, or have it started when it is its turn."""
+        with self._lock:
+            self.check()
+            self.count += 1
+            operation.number = self.count
+            if self.blocker is not None or self._queue:
+                self._queue.append(operation)
+                return
+            if self._start(operation):
+                return
+        operation.tell()
+
+    def submit_now(self, operation: Operation) -> None:
+        """Start a message between two ranks: those match by tag, and wait for no collective."""
+        self.check()
+        if operation.begin():
+            operation.tell()
+        else:
+            self._live.add(operation)
+
+    def _start(self, operation: Operation) -> bool:
+        """Start it; returns whether it goes on."""
+        if operation.begin():
+            return False
+        self._live.add(operation)
+        if operation.staged:
+            self.blocker = operation
+        return True
+
+    def check(self) -> None:
+        """Refuse work where an earlier operation has left the group unusable."""
+        if self.broken is not None:
+            raise CommunicationError(f"{self._board.group} can't be used any more: {self.broken}")
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until nothing is under way; returns whether that came true."""
+        limit = time.monotonic() + timeout_s
+        while True:
+            with self._lock:
+                waiting = [*list(self._live), *self._queue]
+            if not waiting:
+                return True
+            if time.monotonic() > limit or self.broken is not None:
+                return False
+            for operation in waiting:
+                operation.poll()
+            time.sleep(50e-6)
+
+    # --- what operations tell ---------------------------------------------------------------------------------------
+
+    def ended(self, operation: Operation) -> None:
+        """Start what waited for it."""
+        over: list[Operation] = []
+        self._live.discard(operation)
+        if self.blocker is operation:
+            with self._lock:
+                self.blocker = None
+                while self._queue and self.blocker is None and self.broken is None:
+                    following = self._queue.popleft()
+                    if not self._start(following):
+                        over.append(following)
+        for following in over:
+            following.tell()
+
+    def slow(self, operation: Operation) -> None:
+        """Tell the other ranks that this one waits."""
+        self._board.tell(operation.number, operation.call.common)
+
+    def late(self, operation: Operation) -> None:
+        """End it with an error that says who is missing, and the group with it."""
+        elapsed = time.monotonic() - operation.began
+        missing = self._board.missing(operation.number, operation.call.common)
+        text = f"{self._where(operation)} did not end within {elapsed:.1f} s. {missing}"
+        self._break(f"its {operation.call.name} did not end in time", operation, CommunicationTimeout(text))
+
+    def error(self, operation: Operation, cause: BaseException) -> BaseException:
+        """Say where MPI failed; errors of other kinds are left as they are."""
+        if type(cause).__module__.split(".")[0] != "mpi4py":
+            return cause
+        elapsed = time.monotonic() - operation.began
+        failure = CommunicationError(f"{self._where(operation)} failed after {elapsed:.1f} s: {cause}")
+        failure.__cause__ = cause
+        self.broken = self.broken or f"MPI failed in its {operation.call.name}"
+        self._keep(None)
+        return failure
+
+    def pace(self) -> Pace:
+        """Ask often at first, then offer the core, then nap."""
+        return Pace(self._spins, 400)
+
+    def _break(self, why: str, operation: Operation, failure: CommunicationError) -> None:
+        with self._lock:
+            self.broken = self.broken or why
+            queued, self._queue = list(self._queue), deque()
+        self._keep(operation.fail(failure))
+        for following in queued:
+            if following is not operation:
+                following.fail(CommunicationError(f"{self._where(following)} was not started: {why}"))
+
+    def _where(self, operation: Operation) -> str:
+        count = f"operation {operation.number}, " if operation.number else ""
+        return f"{count}{operation.call} of {self._board.group} on rank {self._board.rank}"

@@ -1,0 +1,127 @@
+"""Who drives operations: the thread that waits for one, else one thread of the process for all.
+
+MPI moves data only inside its calls. So that communication overlaps with computation, a thread asks MPI about every
+operation that nobody waits for. It must not take the computing thread's core: it sleeps between its questions, but
+not while data flow, which shows in a question that took longer than an empty one.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Protocol
+
+_NAP_LEAST_S = 20e-6
+_NAP_MOST_S = 500e-6
+_MOVED_S = 6e-6
+"""A question to MPI that took longer than this has moved data; an empty one takes less than 1 µs."""
+
+
+class Pollable(Protocol):
+    """An operation as its drivers see it."""
+
+    waiters: int
+    """Threads that wait for it, and drive it meanwhile."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended."""
+
+    def poll(self) -> bool:
+        """Drive it on, without waiting; returns whether it has ended."""
+
+
+class Pace:
+    """How a thread passes the time between two questions that were in vain."""
+
+    def __init__(self, spins: int, yields: int) -> None:
+        """Start anew.
+
+        Args:
+            spins: questions to ask at once, for the shortest delay.
+            yields: questions after those, with the core offered to other threads before each; then come naps that
+                grow to half a millisecond.
+        """
+        self._spins, self._yields = spins, spins + yields
+        self._count = 0
+        self._nap_s = _NAP_LEAST_S
+
+    @property
+    def napping(self) -> bool:
+        """Whether it has come to naps, so that other work costs no delay."""
+        return self._count > self._yields
+
+    def rest(self, asked_s: float) -> None:
+        """Pass some time.
+
+        Args:
+            asked_s: how long the question took.
+        """
+        if asked_s > _MOVED_S:
+            self._nap_s = _NAP_LEAST_S
+            if self._count > self._spins:
+                self._count = self._spins
+                os.sched_yield()
+            return
+        self._count += 1
+        if self._count <= self._spins:
+            return
+        if self._count <= self._yields:
+            os.sched_yield()
+            return
+        time.sleep(self._nap_s)
+        self._nap_s = min(self._nap_s * 1.5, _NAP_MOST_S)
+
+
+class Progress:
+    """The thread that drives operations which nobody waits for; it starts with the first of them."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._watched: list[Pollable] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def watch(self, operation: Pollable) -> None:
+        """Drive an operation until it is over."""
+        with self._changed:
+            self._watched.append(operation)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="dthpc-mpi", daemon=True)
+                self._thread.start()
+            else:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """End the thread, and leave what is not over."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        pace = Pace(0, 0)
+        while True:
+            driven = self._next()
+            if driven is None:
+                return
+            began = time.perf_counter()
+            ended = [operation.poll() for operation in driven]
+            if any(ended):
+                pace = Pace(0, 8)
+            pace.rest(0.0 if driven == [] else (time.perf_counter() - began) / len(driven))
+
+    def _next(self) -> list[Pollable] | None:
+        """What is to be driven; waits for something; None: the thread shall end."""
+        with self._changed:
+            while True:
+                if self._closed:
+                    return None
+                self._watched = [operation for operation in self._watched if not operation.over]
+                driven = [operation for operation in self._watched if operation.waiters == 0]
+                if driven:
+                    return driven
+                # A waiter drives its operation to the end, unless it gives up: look again now and then.
+                self._changed.wait(0.05 if self._watched else None)
