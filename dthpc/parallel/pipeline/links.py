@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,11 @@ from dthpc.parallel.pipeline.schedule import Action, Kind, Schedule
 from dthpc.parallel.pipeline.verify import made_by, needs
 
 AHEAD = 2
-"""Receives that are posted before they are needed: a message travels while the rank computes, and a posted receive
-saves the sender a round trip. Each costs one activation of memory."""
+"""Receives that are posted before they are needed, at least: a message travels while the rank computes, and a posted
+receive saves the sender a round trip. Each costs one activation of memory."""
+
+AHEAD_BYTES = 1 << 22
+"""On CPUs so many bytes of small messages are posted at once, while the rank waits anyway."""
 
 FIRST_TAG = 1 << 20
 """Tags from here on are the links', so that they share a process group with others."""
@@ -44,6 +47,7 @@ class Size(NamedTuple):
 
 
 Boundary = tuple[int, Hashable, bool]
+Shape = tuple[torch.Size, torch.dtype]
 
 
 class Form(NamedTuple):
@@ -58,18 +62,32 @@ class Form(NamedTuple):
     tail: tuple[int, ...]
     """Its other dimensions."""
 
-    def empty(self, rows: int, device: torch.device) -> Tensor:
-        """Memory for the output of a micro-batch of that many rows."""
-        return torch.empty((rows * self.factor, *self.tail), dtype=self.dtype, device=device)
+    def shape(self, rows: int) -> Shape:
+        """Of the output of a micro-batch of that many rows."""
+        return torch.Size((rows * self.factor, *self.tail)), self.dtype
+
+
+class Message(NamedTuple):
+    """What travels between two stages."""
+
+    made: Action
+    """What makes it, which is its name."""
+
+    peer: int
+    """The rank at the other end; this one, where it does not travel."""
+
+    group: dist.ProcessGroup | None
+    """Where it travels."""
+
+    tag: int
+    """Its tag there; the one after it is that of the message that tells its form."""
 
 
 class Route(NamedTuple):
-    """What an action takes and gives, messages being named by what makes them."""
+    """What an action takes and gives; None at the ends of the pipeline."""
 
-    need: Action | None
-    source: int | None
-    made: Action | None
-    target: int | None
+    need: Message | None
+    made: Message | None
 
 
 class Links:
@@ -90,12 +108,13 @@ class Links:
         self._rank = dist.get_rank(group) if group is not None else 0
         self._channels = _Channels(schedule, group)
         self._forms: dict[Boundary, Form] = {}
+        self._shapes: dict[Action, Shape] = {}
         self._sizes: Sequence[Size] = ()
         self._actions: Sequence[Action] = ()
         self._routes: dict[Action, Route] = {}
-        self._coming: deque[Action] = deque()
+        self._coming: deque[Message] = deque()
         self._posted: dict[Action, tuple[Any, Tensor]] = {}
-        self._sent: dict[tuple[Action, bool], tuple[Any, Tensor]] = {}
+        self._sent: dict[Action, list[tuple[Any, Tensor]]] = {}
         self._known = _receipts(schedule, self._rank)
         self._receipts = self._known
         self._arrived: list[Action] = []
@@ -104,18 +123,20 @@ class Links:
     @property
     def unsettled(self) -> int:
         """Messages that were sent, of which it is not known yet that they have been taken; their memory is held."""
-        return len(self._sent)
+        return sum(map(len, self._sent.values()))
 
     def begin(self, actions: Sequence[Action], sizes: Sequence[Size]) -> None:
         """Learn what this rank will do, and with micro-batches of which sizes."""
         if actions != self._actions:
-            self._actions, self._routes = actions, {action: _route(self._schedule, action) for action in actions}
-        self._sizes = sizes
+            self._actions, self._routes = actions, {action: self._route(action) for action in actions}
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._shapes.clear()
         self._receipts = self._known if len(sizes) == self._schedule.micro_batches else {}
         self._coming = deque(
-            route.need
-            for route in map(self._routes.__getitem__, actions)
-            if route.need is not None and route.source != self._rank and sizes[route.need.micro_batch].runs
+            need
+            for need, _ in map(self._routes.__getitem__, actions)
+            if need is not None and need.peer != self._rank and sizes[need.made.micro_batch].runs
         )
 
     def receive(self, action: Action) -> Tensor | None:
@@ -124,17 +145,18 @@ class Links:
         Returns:
             A tensor that nobody else holds; None where the action takes nothing, or the micro-batch is left out.
         """
-        need, source, _, _ = self._routes[action]
-        if need is None or not self._sizes[need.micro_batch].runs:
+        need = self._routes[action].need
+        if need is None or not self._sizes[need.made.micro_batch].runs:
             return None
-        if source == self._rank:
-            return self._here.pop(need)
-        while self._coming and len(self._posted) <= AHEAD and self._post(must=need not in self._posted):
-            pass
-        work, buffer = self._posted.pop(need)
+        made = need.made
+        if need.peer == self._rank:
+            return self._here.pop(made)
+        if self._coming and (len(self._posted) <= AHEAD or made not in self._posted):
+            self._post_ahead(made)
+        work, buffer = self._posted.pop(made)
         if work is not None:
             work.wait()
-        self._arrived.append(need)
+        self._arrived.append(made)
         return buffer
 
     def send(self, action: Action, tensor: Tensor | None) -> None:
@@ -143,28 +165,31 @@ class Links:
         Raises:
             UserError: it is nothing that can travel.
         """
-        _, _, made, target = self._routes[action]
-        if made is not None and target is not None and self._sizes[made.micro_batch].runs:
+        message = self._routes[action].made
+        if message is not None and self._sizes[message.made.micro_batch].runs:
             assert tensor is not None
-            if target == self._rank:
-                self._here[made] = tensor
+            if message.peer == self._rank:
+                self._here[message.made] = tensor
             else:
-                self._send(made, target, tensor)
+                self._send(message, tensor)
         # The neighbour waits for the message, nobody for this.
-        self._settle()
+        if self._arrived:
+            self._settle()
 
-    def _send(self, made: Action, target: int, tensor: Tensor) -> None:
-        size = self._sizes[made.micro_batch]
-        if made.kind is Kind.F:
-            self._tell_form(made, target, tensor)
-        if size.rows:
+    def _send(self, message: Message, tensor: Tensor) -> None:
+        made = message.made
+        sent = self._sent[made] = []
+        if made.kind is Kind.F and self._shapes.get(made) != (tensor.shape, tensor.dtype):
+            sent += self._tell_form(message, tensor)
+        if self._sizes[made.micro_batch].rows:
             tensor = tensor.contiguous()
-            self._sent[made, False] = self._channels.isend(tensor, target, made), tensor
+            sent.append((_isend(message, tensor), tensor))
 
     def finish(self) -> None:
         """Wait until everything sent has been taken."""
-        for work, _ in self._sent.values():
-            work.wait()
+        for sent in self._sent.values():
+            for work, _ in sent:
+                work.wait()
         self._sent.clear()
         self._arrived.clear()
 
@@ -177,52 +202,85 @@ class Links:
         """Let go of the memory of what was sent, as far as what has arrived since proves that it was taken."""
         for arrived in self._arrived:
             for taken in self._receipts.get(arrived, ()):
-                for about in (False, True):
-                    work, _ = self._sent.pop((taken, about), (None, None))
-                    if work is not None:
-                        work.wait()
+                for work, _ in self._sent.pop(taken, ()):
+                    work.wait()
         self._arrived.clear()
 
-    def _post(self, must: bool) -> bool:
+    def _post_ahead(self, first: Action) -> None:
+        """Post receives, that of `first` at least."""
+        small = AHEAD_BYTES if self._device.type == "cpu" else 0
+        while self._coming:
+            needed = first not in self._posted
+            if not needed and len(self._posted) > AHEAD and small <= 0:
+                break
+            posted = self._post(must=needed)
+            if posted is None:
+                break
+            small -= posted.nbytes
+
+    def _post(self, must: bool) -> Tensor | None:
         """Post the next receive, unless that means waiting to learn its form, which is done only where it must be."""
         need = self._coming[0]
-        size = self._sizes[need.micro_batch]
-        source = self._schedule.rank_of(need.stage)
-        form = self._forms.get(_boundary(need, size))
-        if form is None:
-            if not must:
-                return False
-            form = self._learn_form(need, source)
+        made = need.made
+        shape = self._shapes.get(made)
+        if shape is None:
+            size = self._sizes[made.micro_batch]
+            form = self._forms.get(_boundary(made, size))
+            if form is None:
+                if not must:
+                    return None
+                form = self._learn_form(need)
+            shape = self._shapes[made] = form.shape(size.rows)
         self._coming.popleft()
-        buffer = form.empty(size.rows, self._device)
-        self._posted[need] = self._channels.irecv(buffer, source, need) if size.rows else None, buffer
-        return True
+        buffer = torch.empty(shape[0], dtype=shape[1], device=self._device)
+        self._posted[made] = _irecv(need, buffer) if self._sizes[made.micro_batch].rows else None, buffer
+        return buffer
 
-    def _tell_form(self, made: Action, target: int, output: Tensor) -> None:
+    def _tell_form(self, message: Message, output: Tensor) -> list[tuple[Any, Tensor]]:
+        """Check an output's form, and say it where the receiver does not know it."""
+        made = message.made
         size = self._sizes[made.micro_batch]
         known = self._forms.get(_boundary(made, size))
         form = form_of(output, size.rows, made.stage)
-        if known is None:
-            shape = [*output.shape, *[0] * (MAX_DIMS - output.dim())]
-            told = torch.tensor([DTYPES.index(output.dtype), output.dim(), *shape], device=self._device)
-            self._sent[made, True] = self._channels.isend(told, target, made, about=True), told
-            self._forms[_boundary(made, size)] = form
-        elif form != known:
+        if known is not None and form != known:
             raise UserError(
                 f"stage {made.stage} gave {_words(form)} for each row, and {_words(known)} before, for inputs that "
                 "look alike: the next stage cannot know",
                 key="model._target_",
                 instead="a forward pass whose output's shape follows from its input's",
             )
+        self._shapes[made] = form.shape(size.rows)
+        if known is not None:
+            return []
+        shape = [*output.shape, *[0] * (MAX_DIMS - output.dim())]
+        told = torch.tensor([DTYPES.index(output.dtype), output.dim(), *shape], device=self._device)
+        self._forms[_boundary(made, size)] = form
+        return [(_isend(message, told, about=True), told)]
 
-    def _learn_form(self, need: Action, source: int) -> Form:
-        size = self._sizes[need.micro_batch]
+    def _learn_form(self, need: Message) -> Form:
+        size = self._sizes[need.made.micro_batch]
         told = torch.empty(2 + MAX_DIMS, dtype=torch.int64, device=self._device)
-        self._channels.irecv(told, source, need, about=True).wait()
+        _irecv(need, told, about=True).wait()
         kind, dims, first, *tail = told.tolist()
         form = Form(DTYPES[kind], first // max(1, size.rows), tuple(tail[: dims - 1]))
-        self._forms[_boundary(need, size)] = form
+        self._forms[_boundary(need.made, size)] = form
         return form
+
+    def _route(self, action: Action) -> Route:
+        need, made = needs(self._schedule, action), made_by(action)
+        taker = None if made is None else _taker(self._schedule, made)
+        return Route(
+            None if need is None else self._channels.message(need, self._schedule.rank_of(need.stage)),
+            None if made is None or taker is None else self._channels.message(made, taker),
+        )
+
+
+def _isend(message: Message, tensor: Tensor, about: bool = False) -> Any:
+    return cast(dist.ProcessGroup, message.group).send([tensor], message.peer, message.tag + about)
+
+
+def _irecv(message: Message, tensor: Tensor, about: bool = False) -> Any:
+    return cast(dist.ProcessGroup, message.group).recv([tensor], message.peer, message.tag + about)
 
 
 class _Channels:
@@ -244,31 +302,19 @@ class _Channels:
                     if name not in self._own and _taker(schedule, Action(kind, stage, 0)) is not None:
                         self._own[name] = dist.new_group(members, backend="nccl", use_local_synchronization=True)
 
-    def isend(self, tensor: Tensor, target: int, made: Action, about: bool = False) -> Any:
-        return self._of(made).send([tensor], target, self._tag(made, about))
-
-    def irecv(self, tensor: Tensor, source: int, made: Action, about: bool = False) -> Any:
-        return self._of(made).recv([tensor], source, self._tag(made, about))
-
-    def _of(self, made: Action) -> dist.ProcessGroup:
-        group = self._own[self._name(made)] if self._own else self._group
-        assert group is not None
-        return group
+    def message(self, made: Action, peer: int) -> Message:
+        """What an action makes, on its way to or from another rank."""
+        group = self._own.get(self._name(made), self._group) if self._own else self._group
+        return Message(made, peer, group, self._tag(made))
 
     def _name(self, made: Action) -> tuple[Kind, int, bool]:
         # From the last rank to the first, between chunks, is another direction: of two ranks it is the way back.
         chunk, place = divmod(made.stage, self._ranks)
         return made.kind, chunk, place == (self._ranks - 1 if made.kind is Kind.F else 0)
 
-    def _tag(self, made: Action, about: bool) -> int:
+    def _tag(self, made: Action) -> int:
         number = made.micro_batch * self._stages + made.stage
-        return FIRST_TAG + 4 * number + 2 * (made.kind is Kind.B) + about
-
-
-def _route(schedule: Schedule, action: Action) -> Route:
-    need, made = needs(schedule, action), made_by(action)
-    source = None if need is None else schedule.rank_of(need.stage)
-    return Route(need, source, made, None if made is None else _taker(schedule, made))
+        return FIRST_TAG + 4 * number + 2 * (made.kind is Kind.B)
 
 
 def _taker(schedule: Schedule, made: Action) -> int | None:

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from dthpc.parallel.pipeline.links import Size, form_of
 from dthpc.parallel.pipeline.schedule import Action, Kind
@@ -17,6 +18,8 @@ from dthpc.parallel.pipeline.weights import WeightStore
 
 Loss = Callable[[Any, Any], tuple[Tensor, Any]]
 """Outputs and targets to the sum of losses (scalar) and the number of targets that count."""
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 class Gradients(Protocol):
@@ -69,7 +72,7 @@ class ModuleWorker:
         loss: Loss,
         *,
         gradients: Gradients | None = None,
-        autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        autocast: Callable[[], AbstractContextManager[Any]] = lambda: _NOTHING,
         stream: Samples | None = None,
         store: WeightStore | None = None,
         run_empty: bool = False,
@@ -113,6 +116,7 @@ class ModuleWorker:
         ]
         self._batches, self._divisor = batches, divisor
         self._divide_by: float | None = None
+        self._share: Tensor | None = None
         self._held.clear()
         self._totals.clear()
         self._counts.clear()
@@ -153,13 +157,13 @@ class ModuleWorker:
                 total, count = self._loss(output, batch.targets)
                 self._totals.append(total.detach().reshape(()))
                 self._counts.append(count)
-                self._hold(stage, micro_batch, _Held(x, total, []))
+                if torch.is_grad_enabled():
+                    self._held[stage, micro_batch] = _Held(x, total)
                 return None
         if not isinstance(output, Tensor):
             form_of(output, batch.rows, stage)
-        arriving: list[Tensor] = []
-        end = _End.apply(output, arriving) if torch.is_grad_enabled() else output  # type: ignore[no-untyped-call]
-        self._hold(stage, micro_batch, _Held(x, end, arriving))
+        if torch.is_grad_enabled():
+            self._held[stage, micro_batch] = _Held(x, _end(output))
         detached: Tensor = output.detach()
         return detached
 
@@ -193,57 +197,66 @@ class ModuleWorker:
         # A layer that is computed again must draw what it drew.
         self._select(micro_batch)
         held = self._held.pop((stage, micro_batch))
-        if stage == self._last:
-            if self._divide_by is None:
-                self._divide_by = self._divisor()
-            (held.end / self._divide_by).backward()  # type: ignore[no-untyped-call]
-        elif held.end.requires_grad:
+        if isinstance(held.end, Tensor):
+            _run_backward(held.end, self._share_of(held.end))
+        elif held.end is not None:
             assert gradient is not None
-            held.arriving.append(gradient)
-            held.end.backward()  # type: ignore[no-untyped-call]
+            _run_backward(held.end, gradient)
         if held.x is None:
             return None
-        return held.x.grad if held.x.grad is not None else torch.zeros_like(held.x)
+        taken = held.x.grad
+        return taken if taken is not None else torch.zeros_like(held.x)
 
-    def _hold(self, stage: int, micro_batch: int, held: _Held) -> None:
-        if torch.is_grad_enabled():
-            self._held[stage, micro_batch] = held
+    def _share_of(self, total: Tensor) -> Tensor:
+        """The gradient of what the step minimises by a sum of losses."""
+        if self._divide_by is None:
+            self._divide_by = self._divisor()
+        share = self._share
+        if share is None or share.dtype is not total.dtype or share.shape != total.shape:
+            share = self._share = torch.ones_like(total) / self._divide_by
+        return share
 
     def _select(self, micro_batch: int) -> None:
         if self._stream is not None:
             self._stream.samples = self._batches[micro_batch].samples
 
 
-@dataclass(frozen=True)
-class _Held:
+class _Held(NamedTuple):
     """What a backward pass starts from."""
 
     x: Tensor | None
-    end: Tensor
-    arriving: list[Tensor]
+    """The stage's input, None for the first stage."""
+
+    end: Tensor | GradientEdge | None
+    """The end of the graph: the loss, or the place of the output; None: nothing to differentiate."""
 
 
-class _End(torch.autograd.Function):
-    """The end of a stage's graph: a number that stands for the output, whose memory is free once it has been sent."""
+def _end(output: Tensor) -> GradientEdge | None:
+    """A stage's output as the place in the graph where its gradient goes in; its memory is free once it has been sent.
 
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, arriving: list[Tensor]) -> Tensor:
-        ctx.arriving = arriving
-        return output.new_zeros(())
+    The node of a view stands for it, because a node that a `torch.autograd.Function` made would not keep the graph.
+    """
+    node = output.view_as(output).grad_fn
+    return None if node is None else GradientEdge(node, 0)
 
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
-        return ctx.arriving.pop(), None
+
+def _run_backward(end: Tensor | GradientEdge, gradient: Tensor) -> None:
+    """As `torch.autograd.backward`, whose own checks in Python take as long again as a small stage's graph.
+
+    The engine itself checks the gradient's form and place.
+    """
+    engine: Any = torch.autograd.Variable._execution_engine
+    engine.run_backward((end,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 class _Plain:
     """Gradients that add up in `.grad`, for one rank."""
 
     def forward(self, chunk: int) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return _NOTHING
 
     def backward(self, chunk: int, last: bool, complete: bool = True) -> AbstractContextManager[Any]:
-        return nullcontext()
+        return _NOTHING
 
     def ready(self, parameter: nn.Parameter, gradient: Tensor) -> None:
         if parameter.grad is None:
