@@ -82,9 +82,10 @@ def compute() -> Step:
     return plain_step(model, adamw(model.parameters()))
 
 
-def ours(zero: int) -> Step:
+def ours(zero: int, shared_memory: bool) -> Step:
     size = dist.get_world_size()
-    mesh = make_mesh(Layout(**{"shard" if zero else "replicate": size}, zero=zero), "cpu")
+    layout = Layout(**{"shard" if zero else "replicate": size}, zero=zero)
+    mesh = make_mesh(layout, "cpu", shared_memory=shared_memory)
     model = build_model()
     shards = Shards([model], whole_parts([model]), mesh, ShardOptions(zero=zero))
     optimizer = adamw([piece.tensor for piece in shards.pieces])
@@ -161,17 +162,21 @@ def deepspeed(stage: int) -> Step:
 
 CONTENDERS: dict[str, tuple[str, Callable[[], Step]]] = {
     "compute": ("", compute),
-    "ours ddp": ("ddp", lambda: ours(0)),
+    "ours ddp": ("ddp", lambda: ours(0, True)),
+    "ours ddp, Gloo": ("ddp", lambda: ours(0, False)),
     "torch DDP": ("ddp", lambda: ddp(False)),
     "torch DDP, views": ("ddp", lambda: ddp(True)),
-    "ours zero1": ("zero1", lambda: ours(1)),
+    "ours zero1": ("zero1", lambda: ours(1, True)),
+    "ours zero1, Gloo": ("zero1", lambda: ours(1, False)),
     "torch ZeroRedundancyOptimizer": ("zero1", zero_redundancy),
     "FairScale OSS+ShardedDDP": ("zero1 zero2", fairscale),
     "DeepSpeed 1": ("zero1", lambda: deepspeed(1)),
-    "ours zero2": ("zero2", lambda: ours(2)),
+    "ours zero2": ("zero2", lambda: ours(2, True)),
+    "ours zero2, Gloo": ("zero2", lambda: ours(2, False)),
     "torch FSDP2, zero-2 form": ("zero2", lambda: fsdp2(False)),
     "DeepSpeed 2": ("zero2", lambda: deepspeed(2)),
-    "ours zero3": ("zero3", lambda: ours(3)),
+    "ours zero3": ("zero3", lambda: ours(3, True)),
+    "ours zero3, Gloo": ("zero3", lambda: ours(3, False)),
     "torch FSDP2": ("zero3", lambda: fsdp2(True)),
     "DeepSpeed 3": ("zero3", lambda: deepspeed(3)),
 }

@@ -3,7 +3,7 @@
 Gloo makes a reduce-scatter out of an all-reduce, and its all-gather copies twice: for 16 MB on 2 ranks they take 11.9
 and 5.6 ms, on 4 ranks that share two cores 46.8 and 24.1 ms. Sending every peer its share, receiving the others' and
 adding them takes 3.6 and 4.0 ms, or 14.7 and 4.8 ms. As many bytes cross the wire as in a ring, in one round of
-messages rather than size - 1.
+messages rather than size - 1. Ranks of one host need no wire (`dthpc.comm.shared`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from dthpc.comm.shared.exchange import Exchange, Ticket
+from dthpc.comm.shared.sums import sum_into
 
 
 class BufferPool:
@@ -97,6 +100,10 @@ class Pending:
             self._finish()
         self._works = [self._second()] if self._second is not None else []
 
+    def ready(self) -> bool:
+        """Whether `wait` would return at once; what comes over memory is taken by asking."""
+        return self._second is None and all(isinstance(work, Ticket) and work.ready() for work in self._works)
+
     def wait(self) -> None:
         """Return when the result is there."""
         self.advance()
@@ -118,14 +125,18 @@ class Channel:
     same order.
     """
 
-    def __init__(self, group: dist.ProcessGroup, pool: BufferPool | None = None) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, pool: BufferPool | None = None, exchange: Exchange | None = None
+    ) -> None:
         """Take a group.
 
         Args:
             group: the ranks.
             pool: where to take room for what other ranks send; None: one of its own.
+            exchange: the same ranks' way over memory, in the same order; None: they use the group's transport.
         """
         self.group = group
+        self.exchange = exchange
         self.size, self.rank = dist.get_world_size(group), dist.get_rank(group)
         self.on_host = dist.get_backend(group) == "gloo"
         self._pool = pool if pool is not None else BufferPool()
@@ -134,8 +145,10 @@ class Channel:
         """Sum `[n]` in place; all ranks get the same bits.
 
         With Gloo it is a reduce-scatter, whose second phase gathers the sums; between two ranks, an exchange of all
-        summands, which takes as many bytes.
+        summands, which takes as many bytes. Over memory it is made in place if `flat` lies in the exchange's.
         """
+        if self.exchange is not None:
+            return Pending([self.exchange.all_reduce(flat)])
         if not self.on_host or flat.numel() < self.size * _LEAST:
             return Pending([dist.all_reduce(flat, group=self.group, async_op=True)])
         if self.size == 2:
@@ -147,24 +160,29 @@ class Channel:
 
     def all_gather(self, out: Tensor, mine: Tensor) -> Pending:
         """Concatenate the ranks' `mine` `[n]` into `out` `[size · n]`; `mine` may be this rank's slice of `out`."""
-        if not self.on_host:
+        if not self.on_host and self.exchange is None:
             gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
             return Pending([gather(out, mine, group=self.group, async_op=True)])
         shares = list(out.chunk(self.size))
         if shares[self.rank].data_ptr() != mine.data_ptr():
             shares[self.rank].copy_(mine)
+        if self.exchange is not None:
+            return Pending([self.exchange.all_gather(shares)])
         return self._exchange_shares(shares)
 
     def reduce_scatter(self, out: Tensor, flat: Tensor, *, add: bool = False) -> Pending:
         """Sum `flat` `[size · n]`, of which this rank gets its n elements in `out`.
 
-        The order of the sum is fixed, so it does not depend on timing; with Gloo it is taken in fp32 and rounded once.
+        The order of the sum is fixed, so it does not depend on timing; with Gloo, or over memory, it is taken in fp32
+        and rounded once.
 
         Args:
             out: `[n]`; may be this rank's slice of `flat`, and may be of a wider dtype than `flat`.
             flat: this rank's summands.
             add: whether `out` keeps what it holds, and the sum is added.
         """
+        if self.exchange is not None:
+            return Pending([self.exchange.reduce_scatter(out, list(flat.chunk(self.size)), add)])
         if self.on_host:
             return self._exchange_and_add(out, list(flat.chunk(self.size)), add)
         scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -216,7 +234,7 @@ class Channel:
             works.append(group.recv([received[-1]], source, _SCATTER))
 
         def sum_up() -> None:
-            _sum_into(out, [mine, *received], add)
+            sum_into(out, [mine, *received], add)
             for buffer in received:
                 self._pool.give(buffer)
 
@@ -225,22 +243,3 @@ class Channel:
     def _add(self, flat: Tensor, theirs: Tensor) -> None:
         flat.add_(theirs)
         self._pool.give(theirs)
-
-
-def _sum_into(out: Tensor, summands: list[Tensor], add: bool) -> None:
-    """Add tensors in their order; `out` may be the first of them."""
-    if out.dtype != torch.float32 and len(summands) + add > 2:
-        total = out.float() if add else summands.pop(0).float()
-        for other in summands:
-            total.add_(other)
-        out.copy_(total)
-        return
-    first, *rest = summands
-    if add:
-        rest = summands
-    elif rest and out.dtype == first.dtype:
-        torch.add(first, rest.pop(0), out=out)
-    elif out.data_ptr() != first.data_ptr():
-        out.copy_(first)
-    for other in rest:
-        out.add_(other)

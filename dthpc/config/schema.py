@@ -279,6 +279,10 @@ class CommConfig:
     interface: Optional[str] = None
     """Network interface for the ranks' traffic; null: the one over which rank 0 was reached."""
 
+    shared_memory: Any = "auto"
+    """Whether ranks that compute on the CPUs of one host talk over memory instead of the network: `auto` (where they
+    can), `true` (or it is an error) or `false`."""
+
     timeout_s: int = 600
     """Seconds after which a collective that does not end is an error, in every process group; after half of them the
     ranks that have not come are told."""

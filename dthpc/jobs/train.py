@@ -15,7 +15,7 @@ from dthpc.jobs.stages import dealt_stages
 from dthpc.monitor.tensorboard import ScalarWriter
 from dthpc.parallel.apply import parallelize
 from dthpc.parallel.layout import Layout
-from dthpc.parallel.mesh import make_mesh
+from dthpc.parallel.mesh import Mesh, make_mesh
 from dthpc.parallel.precision import make_deterministic
 from dthpc.train.callbacks import Callback
 from dthpc.train.header import Header
@@ -48,7 +48,9 @@ def run(config: Any, context: RankContext) -> None:
     data = build_data(config.data)
     _check_data(data, config)
     model = build_model(config, data)
-    mesh = make_mesh(Layout.resolve(config, context.identity.world_size), context.device.type)
+    layout = Layout.resolve(config, context.identity.world_size)
+    mesh = make_mesh(layout, context.device.type, shared_memory=config.comm.shared_memory)
+    _tell_memory(mesh, context)
     loss = build_loss(config.loss)
     dealt = dealt_stages(model, loss, data.train, mesh, config, context)
     parallel = parallelize(model, loss, mesh, config, context.device, dealt)
@@ -65,6 +67,13 @@ def run(config: Any, context: RankContext) -> None:
     _restore(training)
     training.callbacks = _make_callbacks(training)
     train(training)
+
+
+def _tell_memory(mesh: Mesh, context: RankContext) -> None:
+    """Write down between which ranks collectives go over memory."""
+    if mesh.memory and context.events is not None:
+        axes = {axis: {"shared": met.exchange is not None, "reason": met.reason} for axis, met in mesh.memory.items()}
+        context.events.write("shared_memory", axes=axes)
 
 
 def _check_data(data: Any, config: Any) -> None:

@@ -24,6 +24,7 @@ WORDS = {
     "run.on_change": ("refuse", "accept"),
     "optim.schedule.name": ("constant", "cosine", "linear", "wsd"),
     "comm.backend": ("auto", "gloo", "nccl", "mpi"),
+    "comm.shared_memory": ("auto", True, False),
     "cluster.kind": ("local", "slurm", "allocation"),
     "cluster.requeue": ("auto", "requeue", "resubmit", "never"),
     "cluster.container.runtime": (None, "apptainer", "pyxis"),

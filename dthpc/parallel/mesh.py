@@ -98,7 +98,7 @@ def make_mesh(
     device_type: str,
     rank: int | None = None,
     timeout: timedelta | None = None,
-    shared_memory: str = "false",
+    shared_memory: bool | str = False,
 ) -> Mesh:
     """Make the mesh of a layout; collective, `torch.distributed` must be initialised where there are several ranks.
 
@@ -110,11 +110,11 @@ def make_mesh(
         device_type: `cpu` or `cuda`.
         rank: this process; None: what `torch.distributed` says.
         timeout: of the groups' collectives; None: that of the group of all ranks.
-        shared_memory: whether ranks that compute on the CPUs of one host talk over memory: `auto`, `true` or `false`.
+        shared_memory: whether ranks that compute on the CPUs of one host talk over memory; `auto`: where they can.
 
     Raises:
         ValueError: there are more or fewer ranks than the layout has.
-        UserError: `shared_memory` is `true`, and ranks of an axis cannot share memory; the same on all ranks of it.
+        UserError: `shared_memory` is true, and ranks of an axis cannot share memory; the same on all ranks of it.
     """
     if layout.world_size == 1:
         return Mesh(layout, 0, device_type, None)
@@ -130,9 +130,9 @@ def make_mesh(
     # Of one dimension, torch takes the ranks from the group.
     places: dict[str, Any] = {"group": groups, "mesh": ranks} if len(groups) > 1 else {"group": groups[0]}
     mesh = DeviceMesh.from_group(device_type=device_type, mesh_dim_names=tuple(axes), **places)
-    memory = {} if shared_memory == "false" else _share(dict(zip(axes, groups, strict=True)), device_type, timeout)
+    memory = _share(dict(zip(axes, groups, strict=True)), device_type, timeout) if shared_memory else {}
     for axis, meeting in memory.items():
-        if shared_memory == "true" and meeting.exchange is None:
+        if shared_memory is True and meeting.exchange is None:
             raise UserError(
                 f"the ranks along {axis} cannot share memory: {meeting.reason}",
                 key="comm.shared_memory",

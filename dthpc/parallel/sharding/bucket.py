@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dthpc.comm.collectives import BufferPool
 from dthpc.parallel.offload import Offload
 from dthpc.parallel.parts import Part, Piece
+from dthpc.parallel.sharding.rooms import NOWHERE, Rooms
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Bucket:
         index: int,
         zero: int,
         offload: Offload | None = None,
+        rooms: Rooms = NOWHERE,
     ) -> None:
         """Lay the parameters out.
 
@@ -100,8 +102,10 @@ class Bucket:
             index: this rank's place among those.
             zero: ZeRO stage; without effect where `shards` is 1.
             offload: places what is updated, and shards of parameters; None: beside the passes.
+            rooms: memory that other ranks see, for those storages that lie there.
         """
         self.kind = kind
+        self.rooms = rooms
         self._offload = offload if offload is not None else Offload(kind.device)
         self.slots: list[Slot] = []
         offset = 0
@@ -118,15 +122,15 @@ class Bucket:
         self.missing = 0
         self.summed = False
         self.every_pass = zero >= 2
-        self.sharded_values = zero == 3
+        self.sharded_values = zero == 3 and rooms.values is None
         self._has_masters = kind.dtype != torch.float32 or self._offload.moves("optimizer")
         self._make_values(flat=zero > 0 or self._has_masters)
-        self._adopts = len(self.slots) == 1 and self.count == self.size
+        self._adopts = len(self.slots) == 1 and self.count == self.size and rooms.gradients is None
         self.adopted = False
         self._share = self._empty(self.size // shards) if self.every_pass else None
         self.full: Tensor | None = None
         if not self.every_pass and not self._adopts:
-            self.full = self._empty(self.size)
+            self.full = self._empty(self.size) if rooms.gradients is None else rooms.gradients
             self.full[self.count :].zero_()
         self.update: Tensor | None = None
         self.pieces = self._make_pieces()
@@ -144,8 +148,13 @@ class Bucket:
         whole = torch.zeros(self.size, dtype=torch.float32, device=self.kind.device)
         for slot in self.slots:
             whole[slot.start : slot.stop].copy_(slot.parameter.detach().flatten())
-        self.values = whole.to(self.kind.dtype)
         mine = slice(self.low, self.high)
+        if self.rooms.values is None:
+            self.values = whole.to(self.kind.dtype)
+        else:
+            # The other ranks write their shares.
+            self.values = self.rooms.values
+            self.values[mine].copy_(whole[mine])
         if self._has_masters:
             self.masters = self._offload.place(whole[mine].clone(), "optimizer")
         if self.sharded_values:

@@ -9,6 +9,7 @@ whose end all buckets are sent. When a bucket is sent has no influence on its su
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -16,7 +17,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from dthpc.comm.collectives import BufferPool, Pending
-from dthpc.comm.courier import Call, Courier
+from dthpc.comm.courier import Courier
 from dthpc.parallel.sharding.bucket import Bucket, Slot
 from dthpc.parallel.sharding.reduction import Reduction
 
@@ -26,6 +27,10 @@ last ones of a pass are smaller, so that little is left to travel at its end."""
 
 SMALLEST_VOLLEY = 1 << 20
 """Bytes of the last volley of a pass; those before it double in size."""
+
+
+AHEAD = 2
+"""Volleys of every pass that may be under way, where no thread sees to them: their gradients take memory."""
 
 
 class Gradients:
@@ -57,7 +62,7 @@ class Gradients:
         }
         self._queue = self._all
         self._under_way: list[Pending] = []
-        self._due: list[Call] = []
+        self._volleys: deque[list[Pending]] = deque()
         # Waiting for a GPU's collectives does not block, and belongs to the thread that launches its kernels. Where one
         # pass of a step is reduced, all waiting can be done at its end; else buffers must be free before.
         self._courier = Courier() if reduction.on_host and every_pass else None
@@ -183,13 +188,19 @@ class Gradients:
         sent = [self._launch(bucket) for bucket in self._queue.buckets[self._queue.sent : end]]
         self._queue.sent = end
         pending = [one for one in sent if one is not None]
-        calls = [one.wait if self._every_pass else one.advance for one in pending]
         if not self._every_pass:
             self._under_way += pending
-        if self._courier is not None:
-            self._courier.hand_in(calls)
+        elif self._courier is not None:
+            self._courier.hand_in([one.wait for one in pending])
         else:
-            self._due += calls
+            self._volleys.append(pending)
+            self._clear_up()
+
+    def _clear_up(self) -> None:
+        """Have the buffers of what has arrived back, and of what must have arrived by now."""
+        while self._volleys and (len(self._volleys) > AHEAD or all(one.ready() for one in self._volleys[0])):
+            for one in self._volleys.popleft():
+                one.wait()
 
     def _knows(self, bucket: Bucket) -> bool:
         if self._every_pass:
@@ -224,11 +235,14 @@ class Gradients:
     def _wait(self) -> None:
         if self._courier is not None:
             self._courier.finish()
-        for call in self._due:
-            call()
+        for volley in self._volleys:
+            for pending in volley:
+                pending.wait()
+        for pending in self._under_way:
+            pending.advance()
         for pending in self._under_way:
             pending.wait()
-        self._due.clear()
+        self._volleys.clear()
         self._under_way.clear()
 
 

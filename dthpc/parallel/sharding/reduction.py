@@ -33,9 +33,9 @@ class Reduction:
         self._pool = pool
         self._travel = options.gradient_dtype
         channels = {
-            axis: Channel(group, pool)
+            axis: channel
             for axis in ("shard", "replicate", "tp", "pp")
-            if (group := mesh.group(axis)) is not None
+            if (channel := mesh.channel(axis, pool)) is not None
         }
         self._shard = channels.get("shard") if shards > 1 else None
         # Without shards, ranks on that axis are replicas too.
@@ -49,8 +49,8 @@ class Reduction:
 
     @property
     def on_host(self) -> bool:
-        """Whether the first stage has work for the CPU between its messages."""
-        return self._shard is not None and self._shard.on_host
+        """Whether the first stage has work for the CPU between its messages, which a thread can see to."""
+        return self._shard is not None and self._shard.on_host and self._shard.exchange is None
 
     def first(self, bucket: Bucket) -> Pending | None:
         """Start the first stage on complete full gradients; None where there is nothing to sum."""
@@ -83,6 +83,8 @@ class Reduction:
 
     def _sum(self, flat: Tensor, channel: Channel) -> Pending:
         sent = self._for_travel(flat)
+        if sent is flat and channel.exchange is not None:
+            return channel.all_reduce(flat)
         if sent is flat:
             # Gloo's own, although a Channel's takes less time alone: behind a backward pass it needs no step in Python.
             # Overhead of a step of 10.8 M parameters on 2 ranks: 28 ms, against 51 ms.

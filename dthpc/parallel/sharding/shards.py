@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from dthpc.comm.collectives import BufferPool, Channel
+from dthpc.comm.collectives import BufferPool
 from dthpc.errors import UserError
 from dthpc.parallel.mesh import Mesh
 from dthpc.parallel.offload import Offload
@@ -19,6 +19,7 @@ from dthpc.parallel.sharding.norm import Norm
 from dthpc.parallel.sharding.options import ShardOptions
 from dthpc.parallel.sharding.partition import partition
 from dthpc.parallel.sharding.reduction import Reduction
+from dthpc.parallel.sharding.shared import SharedStorage
 from dthpc.parallel.sharding.units import Units
 from dthpc.parallel.sharding.unused import Unused
 
@@ -68,17 +69,21 @@ class Shards:
         shards = mesh.size("shard") if options.zero else 1
         zero = options.zero if shards > 1 else 0
         self._pool = BufferPool()
-        group = mesh.group("shard") if shards > 1 else None
-        self._channel = Channel(group, self._pool) if group is not None else None
+        self._channel = mesh.channel("shard", self._pool) if shards > 1 else None
+        self._shared = SharedStorage(mesh, shards, zero, offload)
         self._units: Units | None = None
-        if zero == 3:
+        if zero == 3 and not self._shared.holds_values:
             assert self._channel is not None
             self._units = Units(chunks, self._channel, keep_last=mesh.size("pp") == 1)
         groups = partition(
             chunks, parts, options, mesh.layout.dp, self._units.unit_of if self._units is not None else None
         )
         index = mesh.index("shard")
-        self.buckets = [Bucket(kind, members, shards, index, zero, offload) for kind, members in groups]
+        self.buckets = [
+            Bucket(kind, members, shards, index, zero, offload, rooms)
+            for (kind, members), rooms in zip(groups, self._shared.allocate(groups), strict=True)
+        ]
+        self._shared.end_writing()
         if self._units is not None:
             self._units.attach(self.buckets)
         self._reduction = Reduction(mesh, shards, options, self.buckets, self._pool)
@@ -132,10 +137,12 @@ class Shards:
             UserError: in the first step, parameters got no gradient on any rank, and that is not allowed.
         """
         self._unused.ask_once(self.buckets)
+        self._shared.end_reading()
         if self._units is not None:
             self._units.release_all()
         self._gradients.finish()
         self._pool.clear()
+        self._shared.await_readers()
 
     @torch.no_grad()
     def norm(self) -> Tensor:
@@ -160,12 +167,13 @@ class Shards:
         pending = []
         for bucket in reversed(self.buckets):
             bucket.round_masters()
-            if self._channel is not None and bucket.local is None:
+            if self._channel is not None and bucket.local is None and not self._shared.holds_values:
                 assert bucket.values is not None
                 pending.append(self._channel.all_gather(bucket.values, bucket.mine))
             bucket.dismiss()
         for gather in pending:
             gather.wait()
+        self._shared.end_writing()
 
     def abandon_step(self) -> None:
         """Drop what passes since `begin_step` left behind."""
@@ -186,7 +194,8 @@ class Shards:
 
     def storage_bytes(self) -> dict[str, int]:
         """Bytes of this rank's live storages: `parameters` (in the format that passes use), `masters` (fp32 copies of
-        16-bit ones; part of the optimizer state in the ZeRO paper's count) and `gradients`."""
+        16-bit ones; part of the optimizer state in the ZeRO paper's count) and `gradients`. Of parameters that ranks of
+        a host hold once among them, its share."""
         storages: dict[str, dict[int, int]] = {"parameters": {}, "masters": {}, "gradients": {}}
 
         def note(kind: str, *tensors: Tensor | None) -> None:
@@ -195,12 +204,20 @@ class Shards:
                     storage = tensor.untyped_storage()
                     storages[kind][storage._cdata] = storage.nbytes()
 
+        shared = {"parameters": 0, "gradients": 0}
         for bucket in self.buckets:
-            note("parameters", bucket.local, bucket.values)
+            if bucket.rooms.values is not None:
+                shared["parameters"] += bucket.nbytes // bucket.shards
+            else:
+                note("parameters", bucket.local, bucket.values)
             if bucket.values is None:
                 note("parameters", *(slot.parameter for slot in bucket.slots))
             note("masters", bucket.masters)
-            note("gradients", bucket.full, bucket.share, bucket.update)
-        counts = {kind: sum(found.values()) for kind, found in storages.items()}
+            if bucket.rooms.gradients is not None:
+                shared["gradients"] += bucket.nbytes
+                note("gradients", bucket.update if bucket.kind.dtype != torch.float32 else None)
+            else:
+                note("gradients", bucket.full, bucket.share, bucket.update)
+        counts = {kind: sum(found.values()) + shared.get(kind, 0) for kind, found in storages.items()}
         counts["gradients"] += self._pool.nbytes
         return counts

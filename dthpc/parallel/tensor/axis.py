@@ -43,11 +43,11 @@ class TensorAxis:
     @classmethod
     def of(cls, mesh: Mesh, sequence_parallel: bool) -> TensorAxis:
         """The axis `tp` of a mesh, whose degree must be above 1."""
-        group = mesh.group("tp")
-        if group is None:
-            raise ValueError("the mesh has no tensor-parallel axis")
         pool = BufferPool()
-        return cls(Channel(group, pool), pool, mesh.index("tp"), mesh.size("tp"), sequence_parallel)
+        channel = mesh.channel("tp", pool)
+        if channel is None:
+            raise ValueError("the mesh has no tensor-parallel axis")
+        return cls(channel, pool, mesh.index("tp"), mesh.size("tp"), sequence_parallel)
 
     def share(self, total: int, index: int | None = None) -> tuple[int, int]:
         """First index and length of a rank's share of `total`; lengths differ by at most one, longer ones first."""
