@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dthpc.jobs.collectives.tournament import partner, rounds
+
 _ASKS = 9
 _SMALL = 1024
 
@@ -78,25 +80,6 @@ def _timed(tensor: Tensor, times: int) -> float:
     return best
 
 
-def rounds_of_pairs(nodes: int, most: int) -> list[list[tuple[int, int]]]:
-    """Rounds in which each node has one partner at most, and after all of which it has met `most` others or all.
-
-    The circle method of tournaments: one node stays, the others move by one place a round.
-
-    Args:
-        nodes: how many.
-        most: rounds to make.
-    """
-    seats: list[int | None] = [*range(nodes), *([None] if nodes % 2 else [])]
-    rounds = []
-    for _ in range(min(most + nodes % 2, len(seats) - 1)):
-        half = len(seats) // 2
-        met = zip(seats[:half], reversed(seats[half:]), strict=True)
-        rounds.append([(min(a, b), max(a, b)) for a, b in met if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-    return rounds
-
-
 def pairs(nodes: Nodes, elements: int, repeats: int, most: int, device: torch.device) -> dict[str, float]:
     """Bytes/s of this rank's share of an all-reduce between its node and each partner, by its name; collective.
 
@@ -110,12 +93,13 @@ def pairs(nodes: Nodes, elements: int, repeats: int, most: int, device: torch.de
         device: where the tensors lie.
     """
     found = {}
-    for met in rounds_of_pairs(len(nodes.names), most):
+    count = len(nodes.names)
+    # Of an odd number one rests in each round.
+    for met in rounds(count, most + count % 2):
         dist.barrier()
-        pair = next((pair for pair in met if nodes.mine in pair), None)
-        if pair is None:
+        other = partner(met, nodes.mine)
+        if other is None:
             continue
-        other = pair[0] if pair[1] == nodes.mine else pair[1]
         if nodes.place < len(nodes.ranks[other]):
             seconds = _exchange(nodes.ranks[other][nodes.place], elements, repeats, device)
             found[nodes.names[other]] = 4 * elements / seconds
@@ -123,13 +107,13 @@ def pairs(nodes: Nodes, elements: int, repeats: int, most: int, device: torch.de
     return found
 
 
-def _exchange(partner: int, elements: int, repeats: int, device: torch.device) -> float:
+def _exchange(peer: int, elements: int, repeats: int, device: torch.device) -> float:
     """Seconds of the fastest all-reduce with one other rank: both send all they have and add."""
     best = float("inf")
     for count in (_SMALL, *[elements] * max(1, repeats)):
         own, theirs = torch.ones(count, device=device), torch.empty(count, device=device)
         start = time.perf_counter()
-        _swap(partner, own, theirs)
+        _swap(peer, own, theirs)
         own += theirs
         _wait(device)
         if count == elements:
@@ -137,9 +121,9 @@ def _exchange(partner: int, elements: int, repeats: int, device: torch.device) -
     return best
 
 
-def _swap(partner: int, own: Tensor, theirs: Tensor) -> None:
-    sent = dist.P2POp(dist.isend, own, partner)
-    got = dist.P2POp(dist.irecv, theirs, partner)
+def _swap(peer: int, own: Tensor, theirs: Tensor) -> None:
+    sent = dist.P2POp(dist.isend, own, peer)
+    got = dist.P2POp(dist.irecv, theirs, peer)
     for work in dist.batch_isend_irecv([sent, got]):
         work.wait()
 
