@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,9 @@ class RankContext:
 
     step: int | None = None
     """Last step that was done, set by the job, so that the rank's exit record can tell it."""
+
+    axis_backends: Mapping[str, str] = field(default_factory=dict)
+    """Backends of mesh axes that have one of their own (`comm.axes`), as given to `new_group`."""
 
     @property
     def attempt(self) -> AttemptDir:

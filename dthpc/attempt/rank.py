@@ -155,8 +155,7 @@ class _Rank:
         loading = _ConfigLoader(self.run.config)
         import torch
 
-        from dthpc.comm.backend import choose_backend
-        from dthpc.comm.rendezvous import connect
+        from dthpc.comm.start import Choice, start
         from dthpc.comm.watchdog.session import Settings, prepare
         from dthpc.context import RankContext
         from dthpc.jobs.build import find_target
@@ -166,24 +165,31 @@ class _Rank:
         device = choose_device(self.plan, self.identity)
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        backend, reason = choose_backend(config.comm, device)
+        choice = Choice.of(config.comm, device.type, self.identity.world_size, self.plan.nodes)
         attempt = self.run.attempt(self.identity.attempt)
         settings = Settings.of(config.comm)
-        prepare(backend, attempt, settings)
-        self.meeting = connect(
-            self.identity,
-            attempt,
-            backend,
-            rendezvous_timeout_s=config.comm.rendezvous_timeout_s,
-            collective_timeout_s=config.comm.timeout_s,
-            interface=config.comm.interface,
-        )
+        prepare(choice.decision.spec, attempt, settings)
+        placed, near = self._placed()
+        started = start(choice, self.identity, attempt, placed=placed, near=near)
+        self.meeting = started.meeting
         self._prove_placement()
-        self.context = RankContext(self.identity, self.run, device, backend, self.stop)
+        decision = started.decision
+        self.context = RankContext(
+            self.identity, self.run, device, decision.spec, self.stop, axis_backends=decision.axis_specs()
+        )
         if self.identity.rank == 0:
-            self.context.events = self._open_events(reason)
+            self.context.events = self._open_events(started.record())
+            for line in started.lines():
+                print(f"dthpc: {line}", flush=True)
         self._watch(settings)
         return config, job
+
+    def _placed(self) -> tuple[dict[str, str], list[str]]:
+        """Variables that the placement has set, and the interfaces of the adapters that it gave this rank."""
+        if self.bound is None:
+            return {}, []
+        nics = [choice.nic for choice in self.bound.place.nics] if self.bound.place is not None else []
+        return dict(self.bound.settings.environment), [name for nic in nics for name in nic.interfaces or ()]
 
     def _watch(self, settings: Settings) -> None:
         """From here on a rank that dies, stops or does not come to a collective ends the job within seconds."""
@@ -218,7 +224,7 @@ class _Rank:
         for problem in (*self.bound.problems, *map(str, seen.mismatches)):
             print(f"dthpc: placement: {problem}", file=sys.stderr, flush=True)
 
-    def _open_events(self, reason: str) -> Any:
+    def _open_events(self, network: dict[str, Any]) -> Any:
         from dthpc.monitor.events import EventLog
 
         assert self.meeting is not None
@@ -230,8 +236,7 @@ class _Rank:
             hosts=list(self.meeting.hosts),
             rendezvous=self.meeting.address,
             interface=self.meeting.interface or os.environ.get("GLOO_SOCKET_IFNAME"),
-            backend=self.context.backend,
-            backend_reason=reason,
+            **network,
         )
         return events
 

@@ -38,6 +38,9 @@ class Address:
     virtual: bool
     """Whether the interface is a bridge or another device that stands for no network card of a node."""
 
+    prefix: int | None = None
+    """Length of the network's part in bits."""
+
 
 class _SockAddr(ctypes.Structure):
     _fields_ = [("family", ctypes.c_ushort), ("data", ctypes.c_ubyte * 26)]
@@ -52,7 +55,7 @@ _IfAddrs._fields_ = [
     ("name", ctypes.c_char_p),
     ("flags", ctypes.c_uint),
     ("addr", ctypes.POINTER(_SockAddr)),
-    ("netmask", ctypes.c_void_p),
+    ("netmask", ctypes.POINTER(_SockAddr)),
     ("broadcast", ctypes.c_void_p),
     ("private", ctypes.c_void_p),
 ]
@@ -80,15 +83,18 @@ def _walk(entry: ctypes._Pointer[_IfAddrs]) -> Iterator[Address]:
         if ip is not None:
             name = item.name.decode()
             running = bool(item.flags & _IFF_UP) and bool(item.flags & _IFF_RUNNING)
-            yield Address(name, ip, running, _is_virtual(name))
+            mask = _ip_of(item.netmask.contents, ip.version) if item.netmask else None
+            prefix = None if mask is None else int(mask).bit_count()
+            yield Address(name, ip, running, _is_virtual(name), prefix)
         entry = item.next
 
 
-def _ip_of(address: _SockAddr) -> IPAddress | None:
+def _ip_of(address: _SockAddr, version: int | None = None) -> IPAddress | None:
+    """The address of a socket address; of a netmask, whose family some kernels leave out, by its address' version."""
     data = bytes(address.data)
-    if address.family == socket.AF_INET:
+    if address.family == socket.AF_INET or version == 4:
         return ipaddress.IPv4Address(data[2:6])
-    if address.family == socket.AF_INET6:
+    if address.family == socket.AF_INET6 or version == 6:
         return ipaddress.IPv6Address(data[6:22])
     return None
 

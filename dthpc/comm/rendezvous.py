@@ -25,6 +25,20 @@ from dthpc.comm.addresses import (
     loopback_interface,
     machine_addresses,
 )
+from dthpc.comm.fabric.decide import FabricWish
+from dthpc.comm.fabric.live import read_network
+from dthpc.comm.fabric.settle import (
+    Request,
+    Settled,
+    collect,
+    decide_for,
+    export,
+    fall_back,
+    publish,
+    publish_error,
+    receive,
+    tell,
+)
 from dthpc.comm.hello import Answer, HelloServer, dial
 from dthpc.errors import UserError, nearest
 from dthpc.rundir import AttemptDir, read_json, write_json
@@ -34,6 +48,7 @@ if TYPE_CHECKING:
 
 _ARRIVED = "dthpc/arrived"
 _SETTLED = "dthpc/settled"
+_TRIED = "dthpc/tried"
 _ENDED = "dthpc/ended"
 _DIAL_TIMEOUTS_S = (0.5, 1.0, 2.0, 5.0)
 
@@ -74,6 +89,12 @@ class Rendezvous:
     hosts: tuple[str, ...]
     """Names of the hosts, by first rank; on rank 0 only, empty on the others."""
 
+    fabric: Settled
+    """What the ranks of this node use, and why."""
+
+    single_host: bool = False
+    """Whether all ranks are on one machine."""
+
 
 def connect(
     identity: Identity,
@@ -92,36 +113,80 @@ def connect(
         backend: name for `init_process_group`.
         rendezvous_timeout_s: seconds that ranks wait for each other.
         collective_timeout_s: seconds after which a collective is an error.
-        interface: network interface to use; `None`: the one over which rank 0 is reached.
+        interface: network interface to use; `None`: decide.
 
     Raises:
         RendezvousError: not all ranks came in time, or rank 0 can't be reached.
-        UserError: this machine has no such interface.
+        UserError: this machine has no such interface, or what the user exported can't work.
+    """
+    libraries = frozenset({"gloo", *(["nccl"] if "nccl" in backend else [])})
+    request = Request(FabricWish(interface), libraries)
+    meeting = meet(identity, attempt, rendezvous_timeout_s=rendezvous_timeout_s, request=request)
+    export_fabric(meeting, request)
+    begin(meeting, identity, backend, collective_timeout_s)
+    return meeting
+
+
+def begin(meeting: Rendezvous, identity: Identity, backend: str, timeout_s: float) -> None:
+    """Initialise `torch.distributed` among ranks that have met.
+
+    Args:
+        meeting: where they met.
+        identity: which rank this is.
+        backend: name for `init_process_group`.
+        timeout_s: seconds after which a collective is an error.
     """
     import torch.distributed as dist
 
-    meeting = meet(identity, attempt, rendezvous_timeout_s=rendezvous_timeout_s, interface=interface)
-    _export_interface(meeting.interface, backend)
     dist.init_process_group(
         backend,
         store=meeting.store,
         rank=identity.rank,
         world_size=identity.world_size,
-        timeout=timedelta(seconds=collective_timeout_s),
+        timeout=timedelta(seconds=timeout_s),
     )
-    return meeting
 
 
 def meet(
-    identity: Identity, attempt: AttemptDir, *, rendezvous_timeout_s: float, interface: str | None = None
+    identity: Identity, attempt: AttemptDir, *, rendezvous_timeout_s: float, request: Request | None = None
 ) -> Rendezvous:
-    """Find rank 0 and agree with all ranks on the interfaces, without starting a process group."""
+    """Find rank 0 and decide with all ranks what they use of the network, without starting a process group.
+
+    Args:
+        identity: which rank this is.
+        attempt: the attempt's folder.
+        rendezvous_timeout_s: seconds that ranks wait for each other.
+        request: what is wanted of the network.
+
+    Raises:
+        RendezvousError: not all ranks came in time, or rank 0 can't be reached.
+        UserError: what is wanted, or was exported, can't work.
+    """
+    request = request or Request()
     addresses = machine_addresses()
-    _check_interface(interface, addresses)
+    _check_interface(request.wish.interface, addresses)
     deadline = time.monotonic() + rendezvous_timeout_s
     if identity.rank == 0:
-        return _host(identity, attempt, addresses, deadline, interface)
-    return _join(identity, attempt, addresses, deadline, interface)
+        return _host(identity, attempt, addresses, deadline, request)
+    return _join(identity, attempt, addresses, deadline, request)
+
+
+def export_fabric(meeting: Rendezvous, request: Request) -> dict[str, str]:
+    """Set this rank's variables for what was decided; libraries read them at each new group.
+
+    Returns:
+        What was set; nothing that the user exported.
+    """
+    made = export(meeting.fabric, request, several=not meeting.single_host)
+    if meeting.interface is None:
+        return made
+    over = {"GLOO_SOCKET_IFNAME": meeting.interface}  # Gloo takes one whole name
+    if "nccl" in request.libraries and not meeting.interface.startswith("lo"):
+        over["NCCL_SOCKET_IFNAME"] = f"={meeting.interface}"  # NCCL would read a bare name as a prefix
+    asked = request.wish.interface is not None
+    left = {name: value for name, value in over.items() if asked or not os.environ.get(name)}
+    os.environ.update(left)
+    return {**made, **left}
 
 
 def leave(meeting: Rendezvous, identity: Identity, timeout_s: float = 10.0) -> None:
@@ -148,7 +213,7 @@ def leave(meeting: Rendezvous, identity: Identity, timeout_s: float = 10.0) -> N
 
 
 def _host(
-    identity: Identity, attempt: AttemptDir, addresses: list[Address], deadline: float, interface: str | None
+    identity: Identity, attempt: AttemptDir, addresses: list[Address], deadline: float, request: Request
 ) -> Rendezvous:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -162,20 +227,50 @@ def _host(
     )
     hello = HelloServer()
     try:
-        offered = candidates(addresses, _names(identity), interface)
+        offered = candidates(addresses, _names(identity), request.wish.interface)
         _publish(attempt, identity, store.port, hello, offered)
         arrivals = _await_arrivals(identity, attempt, store, deadline)
+        mine = host_identity()
+        nodes = {mine: identity.host, **{a["host_identity"]: a["host"] for a in arrivals}}
+        fabric, failed = _decide(attempt, store, nodes, request, deadline)
     finally:
         hello.close()
-    mine = host_identity()
     remote = [a for a in arrivals if a["host_identity"] != mine]
     # Ranks on this host bind the interface over which the ranks elsewhere were seen to come in.
     dialled = remote[0]["dialled"] if remote else None
     outward = interface_of(dialled, addresses) if dialled else None
-    store.set(_SETTLED, json.dumps({"interface": outward, "single_host": not remote}))
+    store.set(_SETTLED, json.dumps({"interface": outward, "single_host": not remote, "failed": failed}))
     hosts = tuple(dict.fromkeys([identity.host, *(a["host"] for a in arrivals)]))
-    chosen = interface or outward or loopback_interface(addresses)
-    return Rendezvous(store, dialled or _loopback(addresses), _unless_exported(chosen, interface), hosts)
+    fabric = fall_back(fabric, failed) if failed else fabric
+    chosen = _chosen(request, fabric, not remote, outward, addresses)
+    return Rendezvous(store, dialled or _loopback(addresses), chosen, hosts, fabric, not remote)
+
+
+def _decide(
+    attempt: AttemptDir, store: TCPStore, nodes: dict[str, str], request: Request, deadline: float
+) -> tuple[Settled, str | None]:
+    """Decide for all nodes from their facts, and have one rank of each try it.
+
+    Returns:
+        What this node uses, and why it does not lead to all others after all, if so.
+    """
+    mine = host_identity()
+    others = {node: host for node, host in nodes.items() if node != mine}
+    try:
+        networks = {mine: read_network(nodes[mine], placed=request.placed), **collect(store, others)}
+        settled = decide_for(networks, mine, request)
+    except UserError as error:
+        publish_error(store, list(nodes), error)
+        raise
+    publish(store, settled)
+    for _ in _pauses(deadline):
+        if store.add(_TRIED, 0) >= len(others):
+            break
+        _raise_if_ended(attempt, [0])
+    else:
+        raise RendezvousError(f"not all of {', '.join(others.values())} tried {settled[mine].address} in time")
+    failed = store.get(f"{_TRIED}/why").decode() if store.check([f"{_TRIED}/why"]) else None
+    return settled[mine], failed
 
 
 def _publish(attempt: AttemptDir, identity: Identity, port: int, hello: HelloServer, offered: list[Address]) -> None:
@@ -212,7 +307,7 @@ def _await_arrivals(identity: Identity, attempt: AttemptDir, store: TCPStore, de
 
 
 def _join(
-    identity: Identity, attempt: AttemptDir, addresses: list[Address], deadline: float, interface: str | None
+    identity: Identity, attempt: AttemptDir, addresses: list[Address], deadline: float, request: Request
 ) -> Rendezvous:
     published = _await_published(attempt, deadline)
     mine = host_identity()
@@ -225,10 +320,16 @@ def _join(
     store = TCPStore(
         reached.address, published["store_port"], identity.world_size, is_master=False, timeout=_left(deadline)
     )
+    speaks = published["host_identity"] != mine and tell(
+        store, mine, read_network(identity.host, placed=request.placed)
+    )
     arrival = {"host": identity.host, "host_identity": mine, "dialled": reached.address}
     store.set(f"{_ARRIVED}/{identity.rank}", json.dumps(arrival))
     store.add(_ARRIVED, 1)
     try:
+        fabric = receive(store, mine)
+        if speaks:
+            _try(identity, store, fabric, published, addresses)
         store.wait([_SETTLED], _left(deadline))
     except RuntimeError as error:
         _raise_if_ended(attempt, range(identity.world_size))
@@ -236,15 +337,31 @@ def _join(
             f"rank 0 on {published['host']} was reached at {reached.address}, but not all ranks came in time"
         ) from error
     settled = json.loads(store.get(_SETTLED))
-    if interface is not None:
-        chosen: str | None = interface
-    elif settled["single_host"]:
-        chosen = loopback_interface(addresses)
-    elif published["host_identity"] == mine:
-        chosen = settled["interface"]
-    else:
-        chosen = interface_of(str(reached.local), addresses)
-    return Rendezvous(store, reached.address, _unless_exported(chosen, interface), ())
+    fabric = fall_back(fabric, settled["failed"]) if settled["failed"] else fabric
+    here = published["host_identity"] == mine
+    over = settled["interface"] if here else interface_of(str(reached.local), addresses)
+    chosen = _chosen(request, fabric, settled["single_host"], over, addresses)
+    return Rendezvous(store, reached.address, chosen, (), fabric, settled["single_host"])
+
+
+def _try(
+    identity: Identity, store: TCPStore, fabric: Settled, published: dict[str, Any], addresses: list[Address]
+) -> None:
+    """See whether the interface that was decided on leads to rank 0, and tell it."""
+    if fabric.interface is not None and fabric.address is not None:
+        for timeout_s in _DIAL_TIMEOUTS_S[1:3]:
+            answer = dial(fabric.address, published["hello_port"], published["word"], timeout_s)
+            if answer.local is not None:
+                break
+        through = None if answer.local is None else interface_of(answer.local, addresses)
+        if through not in (fabric.interface, *fabric.rails):
+            how = f"is reached over {through}" if through else answer.why
+            store.set(
+                f"{_TRIED}/why",
+                f"{fabric.address} on {published['host']} was to be reached from {identity.host} over "
+                f"{fabric.interface}, and {how}; the interface over which rank 0 was first reached is used instead",
+            )
+    store.add(_TRIED, 1)
 
 
 def _await_published(attempt: AttemptDir, deadline: float) -> dict[str, Any]:
@@ -300,17 +417,18 @@ def _check_interface(interface: str | None, addresses: list[Address]) -> None:
         )
 
 
-def _unless_exported(chosen: str | None, interface: str | None) -> str | None:
-    return None if interface is None and os.environ.get("GLOO_SOCKET_IFNAME") else chosen
-
-
-def _export_interface(interface: str | None, backend: str) -> None:
-    """Tell the libraries which interface to use, unless the user has exported one; they read it at each new group."""
-    if interface is None:
-        return
-    os.environ["GLOO_SOCKET_IFNAME"] = interface  # Gloo takes one whole name
-    if "nccl" in backend and not interface.startswith("lo"):
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # NCCL would read a bare name as a prefix
+def _chosen(
+    request: Request, fabric: Settled, single_host: bool, reached: str | None, addresses: list[Address]
+) -> str | None:
+    """The interface for Gloo; `None` where the user exported one."""
+    if request.wish.interface is not None:
+        return request.wish.interface
+    if os.environ.get("GLOO_SOCKET_IFNAME") and "GLOO_SOCKET_IFNAME" not in request.placed:
+        return None
+    if single_host:
+        return loopback_interface(addresses)
+    near = next((name for name in request.near if name in fabric.rails), None)
+    return near or fabric.interface or reached or loopback_interface(addresses)
 
 
 def _names(identity: Identity) -> list[str]:

@@ -1,0 +1,296 @@
+"""The decision among running ranks: facts of each node over the store, one decision by rank 0, proof, export.
+
+One rank of each node tells its facts and tries the address that was decided on; so the work of rank 0 grows with the
+number of nodes, and the bytes that a rank reads do not grow at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from dthpc.comm.fabric.classify import why_not
+from dthpc.comm.fabric.decide import FabricPlan, FabricWish, NodeChoice, decide
+from dthpc.comm.fabric.model import NodeNetwork
+from dthpc.comm.fabric.presets import needed, preset, unpinned
+from dthpc.comm.fabric.settings import Problem
+from dthpc.errors import UserError, raise_together
+
+_FACTS = "dthpc/network"
+_PLAN = "dthpc/fabric"
+_PLACED_DEVICES = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
+_SHOWN = 8
+
+
+class Store(Protocol):
+    """The part of torch's key-value store that is needed."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write."""
+
+    def get(self, key: str) -> bytes:
+        """Read; waits for the key."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Count up; the sum."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What this rank brings along."""
+
+    wish: FabricWish = field(default_factory=FabricWish)
+    libraries: frozenset[str] = frozenset({"gloo"})
+    """Libraries that will be in use; only their variables are set."""
+
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """`comm.environment`."""
+
+    placed: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the placement has set for this rank: they are no user's word."""
+
+    near: tuple[str, ...] = ()
+    """Interfaces of the adapters that are nearest to this rank."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What the ranks of one node use."""
+
+    fabric: str
+    reason: str
+    interface: str | None
+    """`None`: over whatever rank 0 was reached."""
+
+    address: str | None = None
+    """Address of rank 0 in that network, to be tried."""
+
+    rails: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    """Warnings, for the log."""
+
+    kept: Mapping[str, str] = field(default_factory=dict)
+    """What the user exported and therefore stays."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the store and the run's records."""
+        return {**asdict(self), "rails": list(self.rails), "notes": list(self.notes)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Settled:
+        return cls(**{**value, "rails": tuple(value["rails"]), "notes": tuple(value["notes"])})
+
+
+def tell(store: Store, node: str, network: NodeNetwork) -> bool:
+    """Tell a node's facts, if no other rank of it did.
+
+    Returns:
+        Whether this rank was the one.
+    """
+    if store.add(f"{_FACTS}/{node}/ranks", 1) != 1:
+        return False
+    store.set(f"{_FACTS}/{node}", json.dumps(slim(network).to_json()))
+    return True
+
+
+def collect(store: Store, nodes: Mapping[str, str]) -> dict[str, NodeNetwork]:
+    """The facts of nodes.
+
+    Args:
+        nodes: names of the hosts by the node's identity; the facts are given by identity too, each with its name.
+    """
+    return {node: replace(_facts(store, node), name=host) for node, host in nodes.items()}
+
+
+def _facts(store: Store, node: str) -> NodeNetwork:
+    return NodeNetwork.from_json(json.loads(store.get(f"{_FACTS}/{node}")))
+
+
+def slim(network: NodeNetwork) -> NodeNetwork:
+    """A node without the interfaces that container engines made by the hundred and that nobody speaks of."""
+    spoken = " ".join(network.settings.values())
+    masters = {interface.master for interface in network.interfaces.values()}
+    kept = {
+        name: interface
+        for name, interface in network.interfaces.items()
+        if "container" not in (why_not(interface, network) or "") or name in spoken or name in masters
+    }
+    return replace(network, interfaces=kept)
+
+
+def decide_for(networks: Mapping[str, NodeNetwork], first: str, request: Request) -> dict[str, Settled]:
+    """Decide for all nodes of the run.
+
+    Args:
+        networks: facts by identity of the node, each with the name of its host.
+        first: identity of rank 0's node.
+        request: of rank 0.
+
+    Returns:
+        By identity.
+
+    Raises:
+        UserError: what was asked for, or exported, can't work; or nodes lack the fabric that the others have.
+    """
+    names = _distinct({node: network.name for node, network in networks.items()})
+    plan = decide({names[node]: replace(network, name=names[node]) for node, network in networks.items()}, request.wish)
+    fatal, remarks = _sorted_out(plan, request, several=len(networks) > 1)
+    raise_together(fatal)
+    pinned, remark = _pins(plan, request)
+    notes = (*remarks, *([remark] if remark else []))
+    address = plan.nodes[names[first]].address
+    return {node: _settled(plan, plan.nodes[names[node]], pinned, request, address, notes) for node in networks}
+
+
+def _settled(
+    plan: FabricPlan,
+    choice: NodeChoice,
+    pinned: Mapping[str, str],
+    request: Request,
+    address: str | None,
+    notes: Sequence[str],
+) -> Settled:
+    together = all(node.interface is not None for node in plan.nodes.values()) and not _disagree(plan)
+    environment = {**pinned, **needed(choice.environment, set(request.libraries))}
+    if not together:
+        environment = {name: value for name, value in environment.items() if choice.interface not in value.split("=")}
+    environment = {name: value for name, value in environment.items() if name not in choice.kept}
+    touched = {name: value for name, value in choice.kept.items() if name in pinned or name.endswith("_IFNAME")}
+    return Settled(
+        plan.fabric,
+        f"{plan.reason}; {choice.reason}",
+        choice.interface if together else None,
+        address,
+        choice.rails if together else (),
+        environment,
+        tuple(notes),
+        touched,
+    )
+
+
+def _disagree(plan: FabricPlan) -> bool:
+    return any(problem.what == "the nodes have no network in common" for problem in plan.problems)
+
+
+def _pins(plan: FabricPlan, request: Request) -> tuple[dict[str, str], str | None]:
+    """The variables of the preset: of `comm.environment`, over those of the fabric that was found."""
+    found: dict[str, str] = {}
+    remark = None
+    if request.wish.fabric == "auto" and plan.fabric != "tcp" and {"nccl", "mpi"} & request.libraries:
+        found, remark = unpinned(preset(plan.fabric))
+    libraries = set(request.libraries)
+    # What the configuration sets by name is set, whatever it is for.
+    own = dict(request.environment) if request.wish.fabric == "auto" else needed(request.environment, libraries)
+    return {**needed(found, libraries), **own}, remark if "nccl" in libraries else None
+
+
+def _sorted_out(plan: FabricPlan, request: Request, several: bool) -> tuple[list[UserError], list[str]]:
+    """Problems that end the run, and those that are said."""
+    fatal: list[UserError] = []
+    remarks: list[str] = []
+    over_rdma = bool({"nccl", "mpi"} & request.libraries)
+    for problem in plan.problems:
+        setting = problem.setting
+        if (
+            setting is not None
+            and not setting.startswith("comm.")
+            and not needed({setting: ""}, set(request.libraries))
+        ):
+            continue
+        lacks = " has no usable " in problem.what and over_rdma
+        if problem.severity == "error" and (setting is not None or lacks):
+            fatal.append(_error(problem))
+        elif several or setting is not None:
+            remarks.append(str(problem))
+    more = [f"and {len(remarks) - _SHOWN} more of this kind"] if len(remarks) > _SHOWN else []
+    return fatal[:_SHOWN], [*remarks[:_SHOWN], *more]
+
+
+def _error(problem: Problem) -> UserError:
+    key, _, value = problem.what.partition("=")
+    place = f" on {problem.node}" if problem.node and problem.node not in problem.why else ""
+    if not value:
+        return UserError(f"{problem.what}: {problem.why}", key="comm.fabric", value="auto", instead=problem.fix)
+    return UserError(f"{problem.why}{place}", key=key, value=value, instead=problem.fix)
+
+
+def publish(store: Store, settled: Mapping[str, Settled]) -> None:
+    """Tell every node what its ranks use."""
+    for node, each in settled.items():
+        store.set(f"{_PLAN}/{node}", json.dumps(each.to_json()))
+
+
+def publish_error(store: Store, nodes: Sequence[str], error: UserError) -> None:
+    """Tell every node that there is no way."""
+    errors = getattr(error, "errors", [error])
+    told = json.dumps({"errors": [[e.why, e.key, str(e.value), e.instead] for e in errors]})
+    for node in nodes:
+        store.set(f"{_PLAN}/{node}", told)
+
+
+def receive(store: Store, node: str) -> Settled:
+    """What a node's ranks use.
+
+    Raises:
+        UserError: rank 0 found that there is no way.
+    """
+    value = json.loads(store.get(f"{_PLAN}/{node}"))
+    raise_together([UserError(w, key=k, value=v, instead=i) for w, k, v, i in value.get("errors", ())])
+    return Settled.from_json(value)
+
+
+def fall_back(settled: Settled, why: str) -> Settled:
+    """The same without the interface, which did not lead to rank 0."""
+    gone = {settled.interface, f"={settled.interface}", *settled.rails}
+    left = {name: value for name, value in settled.environment.items() if value not in gone}
+    return replace(settled, interface=None, rails=(), environment=left, notes=(*settled.notes, why))
+
+
+def export(
+    settled: Settled, request: Request, environ: MutableMapping[str, str] = os.environ, several: bool = True
+) -> dict[str, str]:
+    """Set this rank's variables; what the user exported stays.
+
+    Args:
+        settled: of its node.
+        request: what this rank brought.
+        environ: the environment.
+        several: whether there are other nodes; else nothing that names interfaces is set.
+
+    Returns:
+        What was set.
+    """
+    made = dict(settled.environment)
+    if not several:
+        made = {name: value for name, value in made.items() if not _names_interface(name, settled)}
+    elif rail := next((name for name in request.near if name in settled.rails), None):
+        # Of several rails of one network, each rank takes the one at its own cores.
+        made.update({name: rail for name in ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME") if name in made})
+    placed = set(request.placed)
+    for name in _PLACED_DEVICES:
+        if name in placed and settled.fabric in ("infiniband", "roce"):
+            made.pop(name, None)  # a share of the same devices, the nearest to this rank
+        elif name in placed:
+            environ.pop(name, None)
+    made = {name: value for name, value in made.items() if name in placed or not environ.get(name)}
+    environ.update(made)
+    return made
+
+
+def _names_interface(name: str, settled: Settled) -> bool:
+    value = settled.environment[name]
+    return settled.interface is not None and value.lstrip("=").split(",")[0] in (settled.interface, *settled.rails)
+
+
+def _distinct(names: Mapping[str, str]) -> dict[str, str]:
+    """Names of the nodes, numbered where hosts are called alike."""
+    seen: dict[str, int] = {}
+    found = {}
+    for node, name in names.items():
+        seen[name] = seen.get(name, 0) + 1
+        found[node] = name if seen[name] == 1 else f"{name}#{seen[name]}"
+    return found
