@@ -47,6 +47,14 @@ class Driver(ABC):
         """Return when all ranks of the group have come here."""
 
     @abstractmethod
+    def close(self) -> None:
+        """Let go of what was made for the measurement."""
+
+
+class MessageDriver(Driver):
+    """One that also sends messages between two ranks."""
+
+    @abstractmethod
     def send(self, tensor: Tensor, peer: int) -> None:
         """Send to a rank of the group; returns when the tensor may be written again."""
 
@@ -57,10 +65,6 @@ class Driver(ABC):
     @abstractmethod
     def exchange(self, operand: Tensor, result: Tensor, peer: int) -> None:
         """Send and receive at once."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of what was made for the measurement."""
 
     def point_to_point(self, case: Case, operand: Tensor, result: Tensor) -> Call:
         """Messages between the halves of the group; who has no partner looks on."""
@@ -95,7 +99,7 @@ def _torch_forms(operation: str) -> tuple[bool, ...]:
     return (False,) if operation in _IN_PLACE_NEVER else (False, True)
 
 
-class TorchDriver(Driver):
+class TorchDriver(MessageDriver):
     """torch.distributed over any of its backends."""
 
     def __init__(self, name: str, group: dist.ProcessGroup, owned: bool, device: torch.device) -> None:
@@ -173,7 +177,7 @@ class TorchDriver(Driver):
             dist.destroy_process_group(self._group)
 
 
-class RawGlooDriver(Driver):
+class RawGlooDriver(MessageDriver):
     """torch's Gloo process group, called without torch.distributed's front: what that adds is the difference."""
 
     name = "raw_gloo"
@@ -284,15 +288,6 @@ class ChannelDriver(Driver):
 
     def barrier(self) -> None:
         dist.barrier(self._group)
-
-    def send(self, tensor: Tensor, peer: int) -> None:
-        raise NotImplementedError("only sums are made this way")
-
-    def receive(self, tensor: Tensor, peer: int) -> None:
-        raise NotImplementedError("only sums are made this way")
-
-    def exchange(self, operand: Tensor, result: Tensor, peer: int) -> None:
-        raise NotImplementedError("only sums are made this way")
 
     def close(self) -> None:
         for group in self._owned:

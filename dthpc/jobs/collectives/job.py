@@ -15,7 +15,7 @@ from dthpc.errors import UserError
 from dthpc.jobs.collectives import plots, report
 from dthpc.jobs.collectives.buffers import DTYPES, Arena
 from dthpc.jobs.collectives.control import Control
-from dthpc.jobs.collectives.drivers import Driver
+from dthpc.jobs.collectives.drivers import Driver, MessageDriver
 from dthpc.jobs.collectives.groups import Partition, Place, partitions, place_ranks
 from dthpc.jobs.collectives.judge import judge, rate, verdict
 from dthpc.jobs.collectives.libraries import Libraries, find_libraries, make_drivers, make_two_levels
@@ -111,7 +111,7 @@ class _Measurement:
         for driver in reversed(drivers):
             driver.close()
 
-    def _pairs(self, drivers: Sequence[Driver], world: Partition) -> None:
+    def _pairs(self, drivers: Sequence[MessageDriver], world: Partition) -> None:
         """The matrices, by the first library, and the bisection by each."""
         if self.settings.pairs == "none":
             return

@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 from dthpc.comm.collectives import Channel
 from dthpc.comm.hierarchical import HierarchicalAllReduce, split_by_node
 from dthpc.errors import UserError
-from dthpc.jobs.collectives.drivers import ChannelDriver, Driver, RawGlooDriver, TorchDriver
+from dthpc.jobs.collectives.drivers import ChannelDriver, Driver, MessageDriver, RawGlooDriver, TorchDriver
 from dthpc.jobs.collectives.groups import Partition, Place
 from dthpc.jobs.collectives.settings import BACKENDS, Settings
 
@@ -102,12 +102,12 @@ def _unfit(name: str, why: str, instead: str) -> UserError:
 
 def make_drivers(
     libraries: Libraries, partition: Partition, context: RankContext, timeout: timedelta
-) -> list[Driver]:  # fmt: skip
+) -> list[MessageDriver]:
     """The drivers of this rank's group; collective over all ranks."""
     return [_driver(name, partition, context, timeout) for name in libraries.names]
 
 
-def _driver(name: str, partition: Partition, context: RankContext, timeout: timedelta) -> Driver:
+def _driver(name: str, partition: Partition, context: RankContext, timeout: timedelta) -> MessageDriver:
     rank = context.identity.rank
     members = partition.group_of(rank)
     if name == "raw_mpi":
@@ -157,11 +157,11 @@ def _two_levels(
 ) -> list[Driver]:
     rank = context.identity.rank
     everyone, owned = _group(name, world.groups[0], context.backend, timeout)
-    levels = [_group(name, _of(rank, level), context.backend, timeout)[0] for level in split]
-    channels = HierarchicalAllReduce(*(Channel(level) for level in levels))
+    node, cross = (_group(name, _of(rank, level), context.backend, timeout)[0] for level in split)
+    levels = HierarchicalAllReduce(Channel(node), Channel(cross))
     return [
         ChannelDriver(f"{name}+flat", Channel(everyone).all_reduce, everyone, [everyone] if owned else []),
-        ChannelDriver(f"{name}+levels", channels.all_reduce, everyone, levels),
+        ChannelDriver(f"{name}+levels", levels.all_reduce, everyone, [node, cross]),
     ]
 
 

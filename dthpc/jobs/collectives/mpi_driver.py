@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from dthpc.jobs.collectives.buffers import Case
-from dthpc.jobs.collectives.drivers import Call, Driver
+from dthpc.jobs.collectives.drivers import Call, MessageDriver
 
 NUMPY_DTYPES = ("fp64", "fp32", "int64", "int32", "int8", "uint8")
 """What NumPy and MPI both have."""
@@ -18,7 +18,7 @@ NUMPY_DTYPES = ("fp64", "fp32", "int64", "int32", "int8", "uint8")
 _IN_PLACE_NEVER = ("barrier", "send_recv", "sendrecv", "ping_pong")
 
 
-class RawMpiDriver(Driver):
+class RawMpiDriver(MessageDriver):
     """The upper-case methods of a communicator, blocking."""
 
     name = "raw_mpi"
