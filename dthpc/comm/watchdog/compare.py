@@ -19,6 +19,7 @@ _NAMES = {
     "allgather_coalesced": "all_gather",
     "_reduce_scatter_base": "reduce_scatter",
     "reduce_scatter_single": "reduce_scatter",
+    "recv_anysource": "recv",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all",
     "all_to_all_single": "all_to_all",

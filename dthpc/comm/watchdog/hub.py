@@ -121,7 +121,8 @@ class Hub:
         except Exception:
             # Better a job that nobody watches than one that the watching ends.
             traceback.print_exc()
-        self._broadcast({"kind": "bye"})
+        for line in [*self._strangers, *(member.line for member in self._members.values())]:
+            line.send({"kind": "bye"})
         self._socket.close()
 
     def _on_readable(self, source: object) -> None:
@@ -149,6 +150,7 @@ class Hub:
         if message.get("kind") == "hello" and hmac.compare_digest(str(message.get("word")), self.word):
             self._strangers.remove(line)
             self._members[int(message["rank"])] = Member(line, str(message["host"]), self._clock.now())
+            line.send({"kind": "alive"})
 
     def _rank_of(self, line: Line) -> int:
         return next(rank for rank, member in self._members.items() if member.line is line)

@@ -36,8 +36,11 @@ class GroupInfo:
     def __init__(self, group: Any) -> None:
         """Read the group's names; its members are asked for when they are needed."""
         self.group = weakref.ref(group)
-        self.name = str(group.group_name)
-        described = str(getattr(group, "group_desc", "") or "")
+        try:
+            self.name = str(group.group_name)
+            described = str(getattr(group, "group_desc", "") or "")
+        except RuntimeError:  # a group that was made by hand, and given no name
+            self.name, described = f"{type(group).__name__} {id(group):x}", ""
         self.description = {"default_pg": "world", "undefined": ""}.get(described, described)
         self.collectives = itertools.count(1)
         self.messages = itertools.count(1)

@@ -81,7 +81,7 @@ class Watchdog:
         self._claimed = False
         self._ending: Ending | None = None
         self._told = threading.Event()
-        self._closing = False
+        self._closing = self._dismissed = False
         self._clock = Clock()
         self._heard = self._clock.now()
         self._warned = False
@@ -165,7 +165,7 @@ class Watchdog:
         for message in self._line.receive():
             self._heard = now
             self._on_message(message)
-        if self._line.closed and not self._claimed:
+        if self._line.closed and not self._dismissed and not self._claimed:
             self._leave(Ending("lost the connection to rank 0: its process is gone (killed, or out of memory?)", (0,)))
 
     def _on_message(self, message: Message) -> None:
@@ -175,7 +175,7 @@ class Watchdog:
         elif kind == "end":
             self._leave(Ending(str(message["why"]), tuple(message["blamed"])))
         elif kind == "bye":
-            self._line.closed = True
+            self._line.closed = self._dismissed = True
 
     def _account(self) -> Account:
         return self._witness.account(_SHOWN, None if self._stop is None else self._stop[0])
