@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, cast, overload
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from torch import Tensor
 from dthpc.errors import UserError
 from dthpc.parallel.pipeline.schedule import Action, Kind, Schedule
 from dthpc.parallel.pipeline.verify import made_by, needs
+from dthpc.parallel.pipeline.wires import SHORT, Wires, connect
 
 AHEAD = 2
 """Receives that are posted before they are needed, at least: a message travels while the rank computes, and a posted
@@ -47,7 +48,19 @@ class Size(NamedTuple):
 
 
 Boundary = tuple[int, Hashable, bool]
-Shape = tuple[torch.Size, torch.dtype]
+
+
+class Shape(NamedTuple):
+    """How a message looks."""
+
+    size: torch.Size
+    """Its dimensions."""
+
+    dtype: torch.dtype
+    """Its number format."""
+
+    short: bool
+    """Whether it goes over a wire, where there is one."""
 
 
 class Form(NamedTuple):
@@ -62,9 +75,10 @@ class Form(NamedTuple):
     tail: tuple[int, ...]
     """Its other dimensions."""
 
-    def shape(self, rows: int) -> Shape:
-        """Of the output of a micro-batch of that many rows."""
-        return torch.Size((rows * self.factor, *self.tail)), self.dtype
+    def shape(self, rows: int, short: int) -> Shape:
+        """Of the output of a micro-batch of that many rows; up to how many bytes it counts as short."""
+        size = torch.Size((rows * self.factor, *self.tail))
+        return Shape(size, self.dtype, rows > 0 and size.numel() * self.dtype.itemsize <= short)
 
 
 class Message(NamedTuple):
@@ -82,6 +96,9 @@ class Message(NamedTuple):
     tag: int
     """Its tag there; the one after it is that of the message that tells its form."""
 
+    near: bool
+    """Whether a wire goes to the peer."""
+
 
 class Route(NamedTuple):
     """What an action takes and gives; None at the ends of the pipeline."""
@@ -96,17 +113,22 @@ class Links:
     Messages are named by the action that makes them, a gradient's as `B` also where `I` makes it.
     """
 
-    def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device) -> None:
-        """Take what stays the same over steps; with NCCL it is collective over the group.
+    def __init__(
+        self, schedule: Schedule, group: dist.ProcessGroup | None, device: torch.device, short: int = SHORT
+    ) -> None:
+        """Take what stays the same over steps; collective over the group.
 
         Args:
             schedule: the one of training; evaluations may follow another of the same name, ranks and chunks.
             group: the pipeline's ranks, in order; None for a single rank.
             device: where activations are.
+            short: bytes of the longest message that goes over a wire, where there is one; the same on all ranks, at
+                most `SHORT`.
         """
-        self._schedule, self._group, self._device = schedule, group, device
+        self._schedule, self._group, self._device, self._short = schedule, group, device, short
         self._rank = dist.get_rank(group) if group is not None else 0
-        self._channels = _Channels(schedule, group)
+        self._wires = _wires(schedule, group if short else None, self._rank, device)
+        self._channels = _Channels(schedule, group, self._wires)
         self._forms: dict[Boundary, Form] = {}
         self._shapes: dict[Action, Shape] = {}
         self._sizes: Sequence[Size] = ()
@@ -151,12 +173,18 @@ class Links:
         made = need.made
         if need.peer == self._rank:
             return self._here.pop(made)
-        if self._coming and (len(self._posted) <= AHEAD or made not in self._posted):
-            self._post_ahead(made)
-        work, buffer = self._posted.pop(made)
-        if work is not None:
-            work.wait()
-        self._arrived.append(made)
+        shape = self._shapes.get(made)
+        if need.near and (shape or self._shape_of(need)).short:
+            shape = self._shapes[made]
+            buffer = self._wires.receive(need.peer, need.tag, shape.size, shape.dtype)
+        else:
+            if self._coming and (len(self._posted) <= AHEAD or made not in self._posted):
+                self._post_ahead(made)
+            work, buffer = self._posted.pop(made)
+            if work is not None:
+                work.wait()
+        if self._sent:
+            self._arrived.append(made)
         return buffer
 
     def send(self, action: Action, tensor: Tensor | None) -> None:
@@ -178,15 +206,18 @@ class Links:
 
     def _send(self, message: Message, tensor: Tensor) -> None:
         made = message.made
-        sent = self._sent[made] = []
-        if made.kind is Kind.F and self._shapes.get(made) != (tensor.shape, tensor.dtype):
-            sent += self._tell_form(message, tensor)
-        if self._sizes[made.micro_batch].rows:
+        shape = self._shapes.get(made)
+        if shape is None or tensor.shape != shape.size or tensor.dtype is not shape.dtype:
+            shape = self._look_at(message, tensor)
+        if message.near and shape.short:
+            self._wires.send(message.peer, message.tag, tensor)
+        elif self._sizes[made.micro_batch].rows:
             tensor = tensor.contiguous()
-            sent.append((_isend(message, tensor), tensor))
+            self._sent.setdefault(made, []).append((_isend(message, tensor), tensor))
 
     def finish(self) -> None:
-        """Wait until everything sent has been taken."""
+        """Wait until everything sent has been taken, or needs no memory of this rank's any more."""
+        self._wires.finish()
         for sent in self._sent.values():
             for work, _ in sent:
                 work.wait()
@@ -194,7 +225,8 @@ class Links:
         self._arrived.clear()
 
     def abandon(self) -> None:
-        """Forget a step that went wrong; the process group is of no use after it."""
+        """Forget a step that went wrong; neither the process group nor this object is of use after it."""
+        self._wires.close()
         for held in (self._sent, self._posted, self._coming, self._arrived, self._here):
             held.clear()
 
@@ -213,35 +245,41 @@ class Links:
             needed = first not in self._posted
             if not needed and len(self._posted) > AHEAD and small <= 0:
                 break
-            posted = self._post(must=needed)
-            if posted is None:
+            message = self._coming[0]
+            made = message.made
+            shape = self._shapes.get(made) or self._shape_of(message, must=needed)
+            if shape is None:
                 break
-            small -= posted.nbytes
+            self._coming.popleft()
+            if message.near and shape.short:
+                continue
+            buffer = torch.empty(shape.size, dtype=shape.dtype, device=self._device)
+            self._posted[made] = _irecv(message, buffer) if self._sizes[made.micro_batch].rows else None, buffer
+            small -= buffer.nbytes
 
-    def _post(self, must: bool) -> Tensor | None:
-        """Post the next receive, unless that means waiting to learn its form, which is done only where it must be."""
-        need = self._coming[0]
-        made = need.made
-        shape = self._shapes.get(made)
-        if shape is None:
-            size = self._sizes[made.micro_batch]
-            form = self._forms.get(_boundary(made, size))
-            if form is None:
-                if not must:
-                    return None
-                form = self._learn_form(need)
-            shape = self._shapes[made] = form.shape(size.rows)
-        self._coming.popleft()
-        buffer = torch.empty(shape[0], dtype=shape[1], device=self._device)
-        self._posted[made] = _irecv(need, buffer) if self._sizes[made.micro_batch].rows else None, buffer
-        return buffer
+    @overload
+    def _shape_of(self, need: Message) -> Shape: ...
 
-    def _tell_form(self, message: Message, output: Tensor) -> list[tuple[Any, Tensor]]:
-        """Check an output's form, and say it where the receiver does not know it."""
+    @overload
+    def _shape_of(self, need: Message, must: bool) -> Shape | None: ...
+
+    def _shape_of(self, need: Message, must: bool = True) -> Shape | None:
+        """The shape of a message that will come; None if that means waiting to learn its form, and it need not be."""
+        size = self._sizes[need.made.micro_batch]
+        form = self._forms.get(_boundary(need.made, size))
+        if form is None:
+            if not must:
+                return None
+            form = self._learn_form(need)
+        shape = self._shapes[need.made] = form.shape(size.rows, self._short)
+        return shape
+
+    def _look_at(self, message: Message, tensor: Tensor) -> Shape:
+        """Check a message's form, and tell it where the receiver does not know it."""
         made = message.made
         size = self._sizes[made.micro_batch]
+        form = form_of(tensor, size.rows, made.stage)
         known = self._forms.get(_boundary(made, size))
-        form = form_of(output, size.rows, made.stage)
         if known is not None and form != known:
             raise UserError(
                 f"stage {made.stage} gave {_words(form)} for each row, and {_words(known)} before, for inputs that "
@@ -249,13 +287,13 @@ class Links:
                 key="model._target_",
                 instead="a forward pass whose output's shape follows from its input's",
             )
-        self._shapes[made] = form.shape(size.rows)
-        if known is not None:
-            return []
-        shape = [*output.shape, *[0] * (MAX_DIMS - output.dim())]
-        told = torch.tensor([DTYPES.index(output.dtype), output.dim(), *shape], device=self._device)
-        self._forms[_boundary(made, size)] = form
-        return [(_isend(message, told, about=True), told)]
+        if known is None:
+            dims = [*tensor.shape, *[0] * (MAX_DIMS - tensor.dim())]
+            told = torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *dims], device=self._device)
+            self._sent.setdefault(made, []).append((_isend(message, told, about=True), told))
+            self._forms[_boundary(made, size)] = form
+        shape = self._shapes[made] = form.shape(size.rows, self._short)
+        return shape
 
     def _learn_form(self, need: Message) -> Form:
         size = self._sizes[need.made.micro_batch]
@@ -291,8 +329,8 @@ class _Channels:
     that was posted ahead never stands before a send that its neighbour waits for.
     """
 
-    def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None) -> None:
-        self._ranks, self._stages, self._group = schedule.ranks, schedule.stages, group
+    def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None, wires: Wires) -> None:
+        self._ranks, self._stages, self._group, self._wires = schedule.ranks, schedule.stages, group, wires
         self._own: dict[tuple[Kind, int, bool], dist.ProcessGroup] = {}
         if group is not None and dist.get_backend(group) == "nccl":
             members = dist.get_process_group_ranks(group)
@@ -305,7 +343,7 @@ class _Channels:
     def message(self, made: Action, peer: int) -> Message:
         """What an action makes, on its way to or from another rank."""
         group = self._own.get(self._name(made), self._group) if self._own else self._group
-        return Message(made, peer, group, self._tag(made))
+        return Message(made, peer, group, self._tag(made), peer in self._wires)
 
     def _name(self, made: Action) -> tuple[Kind, int, bool]:
         # From the last rank to the first, between chunks, is another direction: of two ranks it is the way back.
@@ -323,6 +361,24 @@ def _taker(schedule: Schedule, made: Action) -> int | None:
     return schedule.rank_of(stage) if 0 <= stage < schedule.stages else None
 
 
+def _neighbours(schedule: Schedule, rank: int) -> set[int]:
+    """The other ranks with which a rank exchanges messages."""
+    stages = [stage + by for stage in schedule.stages_of(rank) for by in (-1, 1)]
+    return {schedule.rank_of(stage) for stage in stages if 0 <= stage < schedule.stages} - {rank}
+
+
+def _wires(schedule: Schedule, group: dist.ProcessGroup | None, rank: int, device: torch.device) -> Wires:
+    """Wires to the neighbours on this host, for tensors on the CPU."""
+    if group is None or device.type != "cpu":
+        return Wires({}, 0.0)
+    try:
+        options: Any = group._get_backend(device).options
+    except (AttributeError, RuntimeError):  # a backend that keeps none
+        options = None
+    timeout = getattr(options, "_timeout", None) or dist.default_pg_timeout
+    return Wires(connect(group, _neighbours(schedule, rank)), timeout.total_seconds())
+
+
 def _receipts(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
     """For each message that comes to a rank in training, which of those that it sends its sender has taken by then.
 
@@ -330,13 +386,7 @@ def _receipts(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:
     sends until the end of the step.
     """
     known: dict[Action, list[Action]] = {}
-    neighbours = {
-        schedule.rank_of(stage + by)
-        for stage in schedule.stages_of(rank)
-        for by in (-1, 1)
-        if 0 <= stage + by < schedule.stages
-    }
-    for neighbour in neighbours - {rank}:
+    for neighbour in _neighbours(schedule, rank):
         taken: list[Action] = []
         for action in schedule.actions[neighbour]:
             need, made = needs(schedule, action), made_by(action)

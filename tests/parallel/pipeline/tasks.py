@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,7 @@ from dthpc.models.dropout import Dropout, DropoutStream, attach
 from dthpc.models.pipeline import PipelineLayer
 from dthpc.parallel.layout import Layout
 from dthpc.parallel.mesh import Mesh, make_mesh
+from dthpc.parallel.pipeline import wires
 from dthpc.parallel.pipeline.links import Links
 from dthpc.parallel.pipeline.measure import measure
 from dthpc.parallel.pipeline.runtime import execute
@@ -23,6 +25,7 @@ from dthpc.parallel.pipeline.schedule import Action, Kind, build
 from dthpc.parallel.pipeline.stages import cut, deal
 from dthpc.parallel.pipeline.stash import StashingWorker
 from dthpc.parallel.pipeline.weights import WeightStore, defer_weights
+from dthpc.parallel.pipeline.wires import SHORT, Wires, connect
 from dthpc.parallel.pipeline.worker import MicroBatch, ModuleWorker
 
 VOCABULARY, WIDTH, LENGTH = 11, 8, 6
@@ -108,6 +111,7 @@ class Case:
     forward_only: bool = False
     breaks: int | None = None
     lengths: tuple[int, ...] = (LENGTH,)
+    short: int = SHORT
 
     @property
     def divisor(self) -> float:
@@ -223,7 +227,7 @@ def piped(rank: int, case: Case, ranks: int) -> Outcome:
         store=store,
         run_empty=case.run_empty,
     )
-    worker.links = links = Links(schedule, mesh.group("pp"), torch.device("cpu"))
+    worker.links = links = Links(schedule, mesh.group("pp"), torch.device("cpu"), case.short)
     for _ in range(case.steps):
         with torch.set_grad_enabled(not case.forward_only):
             worker.begin(batches_of(case.rows, case.lengths), actions, lambda: case.divisor)
@@ -342,3 +346,17 @@ def plain_stale(rank: int, case: Case, ranks: int, steps: int) -> dict[str, Tens
         for p, versions in history.items():
             p.data = versions[-1]
     return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def wired(rank: int, per_host: int = 4) -> list[int]:
+    """Which neighbours of four ranks in a row are connected, with so many to a host, and answer."""
+    with patch.object(wires, "_host", lambda: ("host", "boot", rank // per_host)):
+        neighbours = {rank - 1, rank + 1} & set(range(4))
+        found = Wires(connect(torch.distributed.group.WORLD, neighbours), 20.0)
+    peers = [peer for peer in range(4) if peer in found]
+    for peer in peers:
+        found.send(peer, rank, torch.tensor([float(rank)]))
+    assert [found.receive(peer, peer, torch.Size((1,)), torch.float32).item() for peer in peers] == peers
+    torch.distributed.barrier()
+    found.close()
+    return peers
