@@ -15,6 +15,7 @@ from dthpc.errors import UserError
 from dthpc.launch import containers
 from dthpc.launch.allocation import fit
 from dthpc.launch.mpi import MpiStart, plan_mpi
+from dthpc.launch.placing import threads_of
 from dthpc.launch.request import Request, read_request
 from dthpc.launch.sbatch import sbatch_options, srun_options
 from dthpc.launch.site import Decisions, Site, derive
@@ -64,7 +65,7 @@ def make_plan(cfg: Any, run: RunDir, site: Site | None = None, env: Mapping[str,
         max_nodes=request.max_nodes,
         tasks_per_node=request.tasks_per_node,
         cpus_per_task=request.cpus_per_task,
-        threads_per_rank=int(cfg.placement.threads_per_rank or request.cpus_per_task),
+        threads_per_rank=threads_of(cfg, request, env)[0],
         gpus_per_node=request.gpus_per_node,
         rank_command=containers.rank_words(cfg, run, python),
         keeper_command=[python, "-u", "-m", "dthpc.attempt.keeper"],
@@ -77,7 +78,7 @@ def make_plan(cfg: Any, run: RunDir, site: Site | None = None, env: Mapping[str,
         max_attempts=cfg.resilience.max_attempts,
         restart_delay_s=float(cfg.resilience.requeue_delay_s),
         grace_s=decisions.grace_s,
-        placement=_placement(cfg, request),
+        placement=wanted_placement(cfg, request, env),
         site=_records(site, decisions),
     )
     return _with_batch_script(cfg, run, request, site, decisions, plan) if request.kind == "slurm" else plan
@@ -106,14 +107,19 @@ def _gpus_of(local: int, tasks: int, gpus: int) -> list[int]:
     return list(range(first, max(last, first + 1)))
 
 
-def _placement(cfg: Any, request: Request) -> dict[str, Any]:
+def wanted_placement(cfg: Any, request: Request, env: Mapping[str, str]) -> dict[str, Any]:
+    """What the launch plan says of the placement.
+
+    Raises:
+        UserError: a value is malformed.
+    """
     try:
         layout = Layout.resolve(cfg, request.ranks)
         degrees, order = {axis: layout.degree(axis) for axis in layout.order}, list(layout.order)
     except (UserError, MissingMandatoryValue):
         # The checks tell it; without a layout, ranks are placed by their number.
         degrees, order = {}, []
-    threads = int(cfg.placement.threads_per_rank or request.cpus_per_task)
+    threads, _ = threads_of(cfg, request, env)
     return wanted_of(cfg.placement, request.tasks_per_node, request.gpus_per_node, threads, degrees, order)
 
 

@@ -15,6 +15,8 @@ from dthpc.launch.allocation import fit
 from dthpc.launch.checks import layout_verdicts
 from dthpc.launch.dependencies import dependency_text, unknown_jobs
 from dthpc.launch.mpi import plan_mpi
+from dthpc.launch.placing import placement_verdicts
+from dthpc.launch.planning import wanted_placement
 from dthpc.launch.request import Request, try_request
 from dthpc.launch.sbatch import option_mistakes, unknown_options
 from dthpc.launch.site import EARLY_S, NodeShape, Site, derive, unknown_partitions
@@ -82,7 +84,8 @@ def judge_launch(
     malformed = {one.key for one in errors}
     for check in checks:
         verdicts.extend(verdict for verdict in check(case) if _SUBJECTS.get(verdict.check) not in malformed)
-    return [*verdicts, *layout_verdicts(cfg, request), *storage_verdicts(cfg)]
+    placing = [] if malformed else list(_placement(case))
+    return [*verdicts, *placing, *layout_verdicts(cfg, request), *storage_verdicts(cfg)]
 
 
 def _told(request: Request) -> str:
@@ -125,6 +128,15 @@ def _mpi(case: _Case) -> Iterator[Verdict]:
         )
     else:
         yield ok("mpi", f"srun --mpi={start.plugin}: {start.why}")
+
+
+def _placement(case: _Case) -> Iterator[Verdict]:
+    wanted = None
+    try:
+        wanted = wanted_placement(case.cfg, case.request, case.env)
+    except UserError as found:
+        yield error("placement", found)
+    yield from placement_verdicts(case.cfg, case.request, wanted, case.env)
 
 
 def _local_cores(case: _Case) -> Iterator[Verdict]:

@@ -34,7 +34,7 @@ def test_a_slurm_plan_survives_its_file(tmp_path: Path) -> None:
     config = make_config(
         tmp_path, nodes="2-3", cpus_per_task=4, partition="grace", environment={"A": "x,y"}, python="/py"
     )
-    plan = make_plan(config, run, make_site())
+    plan = make_plan(config, run, make_site(), {})
     assert (plan.nodes, plan.max_nodes, plan.threads_per_rank, plan.grace_s, plan.requeue) == (2, 3, 4, 20, "requeue")
     assert plan.environment == {"A": "x,y"}
     assert plan.keeper_command == ["/py", "-u", "-m", "dthpc.attempt.keeper"]
