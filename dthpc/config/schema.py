@@ -266,18 +266,53 @@ class CheckpointConfig:
 
 
 @dataclass
+class CommAxes:
+    """Backends of single axes of the mesh: `nccl`, `gloo` or `mpi`; null: `comm.backend`."""
+
+    pp: Optional[str] = None
+    """Messages between pipeline stages."""
+
+    replicate: Optional[str] = None
+    """Between replicas."""
+
+    shard: Optional[str] = None
+    """Between ranks that share one set of parameters (ZeRO)."""
+
+    cp: Optional[str] = None
+    """Between parts of a sequence."""
+
+    tp: Optional[str] = None
+    """Between parts of a layer."""
+
+
+@dataclass
 class CommConfig:
     """How ranks talk."""
 
-    backend: str = "auto"
-    """`auto` (NCCL where every rank has a GPU, else Gloo), `nccl`, `gloo` or `mpi` (by mpi4py)."""
+    backend: Any = "auto"
+    """`auto` (NCCL where every rank has a GPU, else Gloo, or MPI where its launcher started the ranks), `nccl`, `gloo`
+    or `mpi` (by mpi4py); or by device type: `{cpu: gloo, cuda: nccl}`."""
+
+    axes: CommAxes = field(default_factory=CommAxes)
+    """Backends of single axes of the mesh."""
+
+    tune: bool = False
+    """Whether back ends that work are measured at the start, for about a second, and the fastest is taken."""
+
+    fabric: str = "auto"
+    """What carries the ranks between nodes: `infiniband`, `roce`, `slingshot`, `efa` (an error where a node lacks it),
+    `tcp`, or `auto`: what all nodes have."""
+
+    environment: dict[str, Any] = field(default_factory=dict)
+    """Variables for NCCL, UCX, libfabric and MPI in the ranks (those of libraries in use), unless the user exported
+    them; null takes one of a preset out."""
 
     mpi_plugin: str = "auto"
     """With MPI under Slurm: how `srun` wires the ranks up (`srun --mpi`): `pmi2`, `pmix`, `cray_shasta`, `none`, or
     `auto`: the first of those that the MPI library can use and this Slurm lists."""
 
     interface: Optional[str] = None
-    """Network interface for the ranks' traffic; null: the one over which rank 0 was reached."""
+    """Network interface for the ranks' traffic; null: decided from those of all nodes, and proven before it is used."""
 
     shared_memory: Any = "auto"
     """Whether ranks that compute on the CPUs of one host talk over memory instead of the network: `auto` (where they

@@ -49,7 +49,9 @@ def run(config: Any, context: RankContext) -> None:
     _check_data(data, config)
     model = build_model(config, data)
     layout = Layout.resolve(config, context.identity.world_size)
-    mesh = make_mesh(layout, context.device.type, shared_memory=config.comm.shared_memory)
+    mesh = make_mesh(
+        layout, context.device.type, shared_memory=config.comm.shared_memory, backends=context.axis_backends
+    )
     _tell_memory(mesh, context)
     loss = build_loss(config.loss)
     dealt = dealt_stages(model, loss, data.train, mesh, config, context)

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from dthpc.comm import check as comm
 from dthpc.config.schema import Config
 from dthpc.errors import UserError, nearest
 from dthpc.jobs.preflight import options as preflight
@@ -23,7 +24,6 @@ from dthpc.launch.verdicts import Verdict, ok, plural, warning
 WORDS = {
     "run.on_change": ("refuse", "accept"),
     "optim.schedule.name": ("constant", "cosine", "linear", "wsd"),
-    "comm.backend": ("auto", "gloo", "nccl", "mpi"),
     "comm.shared_memory": ("auto", True, False),
     "cluster.kind": ("local", "slurm", "allocation"),
     "cluster.requeue": ("auto", "requeue", "resubmit", "never"),
@@ -76,7 +76,7 @@ def find_mistakes(config: Any) -> list[UserError]:
     errors = _missing(config)
     if errors:
         return errors
-    for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, _backend, mpi_mistakes, _targets):
+    for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, comm.check, mpi_mistakes, _targets):
         errors.extend(check(config))
     for check_room in [preflight.check] if examines(config) else _room_checks():
         errors.extend(check_room(config))
@@ -118,7 +118,15 @@ def _room_checks() -> list[Callable[[Any], list[UserError]]]:
     from dthpc.parallel import precision
     from dthpc.train import schedule
 
-    return [collectives.check, models.check, parallel.check, precision.check, schedule.check, preflight.check, _text_source]
+    return [
+        collectives.check,
+        models.check,
+        parallel.check,
+        precision.check,
+        schedule.check,
+        preflight.check,
+        _text_source,
+    ]
 
 
 def _top_level(config: Any) -> Iterator[UserError]:
@@ -206,17 +214,6 @@ def _batch(config: Any) -> Iterator[UserError]:
             key="train.micro_batch",
             value=micro,
             instead=f"at most {whole}, or null",
-        )
-
-
-def _backend(config: Any) -> Iterator[UserError]:
-    cluster = config.cluster
-    if config.comm.backend == "nccl" and not (cluster.gpus_per_node or cluster.gpus_per_task):
-        yield UserError(
-            "NCCL moves data between GPUs, and this run asks for none",
-            key="comm.backend",
-            value="nccl",
-            instead="comm.backend=auto, or cluster.gpus_per_node=N",
         )
 
 

@@ -99,6 +99,7 @@ def make_mesh(
     rank: int | None = None,
     timeout: timedelta | None = None,
     shared_memory: bool | str = False,
+    backends: Mapping[str, str] | None = None,
 ) -> Mesh:
     """Make the mesh of a layout; collective, `torch.distributed` must be initialised where there are several ranks.
 
@@ -111,6 +112,7 @@ def make_mesh(
         rank: this process; None: what `torch.distributed` says.
         timeout: of the groups' collectives; None: that of the group of all ranks.
         shared_memory: whether ranks that compute on the CPUs of one host talk over memory; `auto`: where they can.
+        backends: of axes that have another than the group of all ranks, as `new_group` takes them.
 
     Raises:
         ValueError: there are more or fewer ranks than the layout has.
@@ -125,7 +127,11 @@ def make_mesh(
     rank = dist.get_rank() if rank is None else rank
     timeout = timeout or _timeout_of_world(device_type)
     axes = [axis for axis in layout.order if layout.degree(axis) > 1]
-    groups = [_make_group(list(layout.ranks_along(rank, axis)), layout.world_size, timeout, axis) for axis in axes]
+    own = backends or {}
+    groups = [
+        _make_group(list(layout.ranks_along(rank, axis)), layout.world_size, timeout, axis, own.get(axis))
+        for axis in axes
+    ]
     ranks = torch.arange(layout.world_size, dtype=torch.int).view([layout.degree(axis) for axis in axes])
     # Of one dimension, torch takes the ranks from the group.
     places: dict[str, Any] = {"group": groups, "mesh": ranks} if len(groups) > 1 else {"group": groups[0]}
@@ -155,13 +161,15 @@ def _share(groups: dict[str, Any], device_type: str, timeout: timedelta | None) 
     return {axis: share_memory(group, seconds) for axis, group in wanted.items()}
 
 
-def _make_group(ranks: list[int], world_size: int, timeout: timedelta | None, name: str) -> dist.ProcessGroup:
-    if len(ranks) == world_size:
+def _make_group(
+    ranks: list[int], world_size: int, timeout: timedelta | None, name: str, backend: str | None = None
+) -> dist.ProcessGroup:
+    if len(ranks) == world_size and backend is None:
         world: Any = dist.group.WORLD
         return world  # type: ignore[no-any-return]
     # All ranks make their groups axis by axis, so that those of two axes never wait for each other in a circle.
     return dist.new_group(  # type: ignore[no-any-return]
-        ranks, timeout=timeout, use_local_synchronization=True, group_desc=name
+        ranks, timeout=timeout, backend=backend, use_local_synchronization=True, group_desc=name
     )
 
 
