@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from dthpc.comm.fabric.report import report
 from dthpc.errors import UserError
 from dthpc.monitor.table import print_lines
 from dthpc.placement.cpuset import parse_cpus
@@ -95,11 +96,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--nics", type=int, metavar="N", help="NICs of each rank (default: its share of the nearest)")
     add("--axes", metavar="A=N,…", help="the layout from the innermost axis, such as tp=4,shard=2: who talks most")
     add("--folder", type=Path, default=Path("runs"), help="where runs are written (default: runs)")
+    add(
+        "--network",
+        nargs="*",
+        type=Path,
+        metavar="FILE",
+        help="which network ranks would use, of nodes that texts show (`ip addr`, `ifconfig`, `ibdev2netdev`, NCCL's "
+        "log, settings, …; one file a node); without a file: of this one",
+    )
     add("--json", action="store_true", help="print one JSON object: the topology read, the plan, the problems")
     return parser
 
 
 def _examine(arguments: argparse.Namespace, out: TextIO) -> int:
+    if arguments.network is not None:
+        return report(arguments.network, arguments.json, out)
     live = arguments.topology is None
     topology = read_live() if live else combine([_read(path) for path in arguments.topology])
     wish = _wish(arguments, topology, live)

@@ -205,10 +205,10 @@ def _fabric(plan: NodePlan, place: RankPlace) -> dict[str, str]:
     choices = [choice for choice in place.nics if _is_name(choice.nic.name)]
     if not choices or len(choices) < len(place.nics):
         return {}
-    found = _interface(plan, choices)
     kinds = {choice.nic.kind for choice in choices}
     if kinds == {"slingshot"}:
-        return {**found, **_cray_nics(plan)}
+        return _cray_nics(plan)
+    found = {}
     if kinds <= {"infiniband", "roce", None} and all(choice.nic.rdma is not False for choice in choices):
         found["NCCL_IB_HCA"] = "=" + ",".join(_hca(choice, "") for choice in choices)
         found["UCX_NET_DEVICES"] = ",".join(_hca(choice, ":1") for choice in choices)
@@ -223,16 +223,6 @@ def _hca(choice: NicChoice, without_ports: str) -> str:
 def _is_name(name: str) -> bool:
     """Whether software knows the NIC by it: `NIC0` and bus ids are only names in a text."""
     return not re.fullmatch(r"NIC\d+", name) and bus_id(name) is None
-
-
-def _interface(plan: NodePlan, choices: list[NicChoice]) -> dict[str, str]:
-    """The interface for Gloo, where that of the rank's own NIC surely reaches every other rank: Slingshot is one
-    network, and so is a node's only NIC. Rails of InfiniBand may be networks of their own."""
-    nic = choices[0].nic
-    used = {choice.nic.name for place in plan.places for choice in place.nics}
-    if nic.interfaces and (nic.kind == "slingshot" or len(used) == 1):
-        return {"GLOO_SOCKET_IFNAME": nic.interfaces[0]}
-    return {}
 
 
 def _cray_nics(plan: NodePlan) -> dict[str, str]:

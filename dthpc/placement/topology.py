@@ -193,7 +193,8 @@ class Nic:
     def usable(self) -> bool | None:
         """Whether ranks can send over its RDMA device: a port is up, and it is neither software nor a virtual
         function of an Ethernet adapter. Unknown where the state of its ports is."""
-        if self.kind in ("software", "iwarp", "usnic") or self.rdma is False:
+        # Slingshot has a driver class of its own, not the kernel's RDMA devices.
+        if self.kind in ("software", "iwarp", "usnic") or (self.rdma is False and self.kind != "slingshot"):
             return False
         if self.virtual and self.kind in ("ethernet", "roce"):
             return False

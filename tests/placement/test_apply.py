@@ -65,20 +65,19 @@ def test_gpus_are_named_by_what_means_the_same_everywhere() -> None:
     assert settings_of(decide(nodes.aurora(), Wish(12)), 3, {}).environment["ZE_AFFINITY_MASK"] == "1.1"
 
 
-def test_slingshot_gets_the_map_of_its_mpi_and_its_interface() -> None:
+def test_slingshot_gets_the_map_of_its_mpi() -> None:
     environment = settings_of(decide(nodes.mi250x(), Wish(8)), 5, {}).environment
     assert environment["MPICH_OFI_NIC_POLICY"] == "USER"
     assert environment["MPICH_OFI_NIC_MAPPING"] == "0:0-1;1:2-3;2:4-5;3:6-7"
-    assert environment["GLOO_SOCKET_IFNAME"] == "hsn2"
     assert "NCCL_IB_HCA" not in environment
 
 
-def test_rails_of_infiniband_leave_the_interface_to_the_rendezvous() -> None:
+def test_interfaces_are_left_to_what_all_nodes_decide_together() -> None:
     topology = nodes.juwels_booster()
     nics = tuple(replace(nic, interfaces=(f"ib{i}",)) for i, nic in enumerate(topology.nics or ()))
-    assert "GLOO_SOCKET_IFNAME" not in settings_of(decide(replace(topology, nics=nics), Wish(4)), 0, {}).environment
-    alone = decide(replace(topology, nics=nics[:1], links=()), Wish(4))
-    assert settings_of(alone, 2, {}).environment["GLOO_SOCKET_IFNAME"] == "ib0"
+    for some, links in ((nics, topology.links), (nics[:1], ())):
+        environment = settings_of(decide(replace(topology, nics=some, links=links), Wish(4)), 0, {}).environment
+        assert not [name for name in environment if name.endswith("_IFNAME")]
 
 
 def test_ports_of_a_card_with_two_are_named() -> None:
