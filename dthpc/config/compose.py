@@ -40,8 +40,8 @@ def register_schema() -> None:
     """Make the typed schemas known to Hydra, for the defaults lists of the YAML files."""
     from hydra.core.config_store import ConfigStore
 
-    from dthpc.config.preflight import PreflightJob
     from dthpc.config.jobs import CollectivesJob
+    from dthpc.config.preflight import PreflightJob
     from dthpc.config.schema import Config, GPTModel, TextDataFields
 
     store = ConfigStore.instance()
@@ -276,7 +276,7 @@ def _unknown_key(causes: list[Exception], argv: list[str]) -> UserError | None:
     detail = next((str(c) for c in causes[1:] if type(c).__name__ == "ValidationError"), None)
     if detail is not None:
         return UserError(_first_line(detail), key=key, value=value, instead="give a value of that type")
-    parent, known = _nearest_parent(key)
+    parent, known = _nearest_parent(key, _group_choices(argv))
     wrong = key.removeprefix(f"{parent}." if parent else "").split(".")[0]
     if not known:
         instead = f"write +{key}={value if value is not None else '…'}, with a plus sign: {parent} takes any key"
@@ -320,13 +320,19 @@ def _keys_below(key: str) -> list[str]:
     return known if parent == key else []
 
 
-def _nearest_parent(key: str) -> tuple[str, list[str]]:
-    """The deepest part of a dotted key that exists in the default configuration, and the keys it holds."""
+def _group_choices(argv: list[str]) -> list[str]:
+    """The words that choose an option of a group of this package, such as `job=collectives`."""
+    chosen = [word for word in argv if re.fullmatch(r"\+?[\w/]+=[\w/]+", word)]
+    return [word for word in chosen if (config_folder() / f"{word.lstrip('+').replace('=', '/')}.yaml").is_file()]
+
+
+def _nearest_parent(key: str, choices: list[str] | None = None) -> tuple[str, list[str]]:
+    """The deepest part of a dotted key that exists in the configuration of some choices, and the keys it holds."""
     from hydra import compose, initialize_config_dir
     from omegaconf import DictConfig, OmegaConf
 
     with initialize_config_dir(str(config_folder()), version_base="1.3"):
-        config = compose(CONFIG_NAME)
+        config = compose(CONFIG_NAME, overrides=choices)
     parts = key.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         parent = ".".join(parts[:depth])

@@ -25,7 +25,7 @@ FEWEST, MOST = 3, 20
 LOOKS = 3
 """How often all pairs meet while something looks slow."""
 
-_Known = dict[tuple[int, int], tuple[float, "float | None"]]
+_Known = dict[tuple[int, int], tuple[float, float | None]]
 
 
 def member_sets(places: Sequence[Place], pairs: str) -> list[tuple[str, list[tuple[str, list[int]]]]]:
@@ -61,8 +61,8 @@ def measure_pairs(
 ) -> list[Matrix]:
     """Measure matrices at the same time; collective over all ranks, those that are in none included.
 
-    While something looks slow, all is measured again, and the better of the times counts: what else the machines do at a
-    moment passes, and a slow link stays slow.
+    While something looks slow, all is measured again, and the better of the times counts: what else the machines do at
+    a moment passes, and a slow link stays slow.
 
     Args:
         driver: the library, among all ranks.
