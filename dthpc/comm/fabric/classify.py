@@ -140,7 +140,9 @@ def _bridge(interface: Interface, node: NodeNetwork) -> str | None:
     """A bridge carries ranks where a card is a port of it: then the node's address is the bridge's."""
     if not _is_bridge(interface):
         return None
-    ports = [each for each in node.interfaces.values() if each.master == interface.name]
+    # All ports of Open vSwitch have its one system device as master; br-ex is the bridge that stands for the node.
+    masters = {interface.name, *(["ovs-system"] if interface.name == "br-ex" else [])}
+    ports = [each for each in node.interfaces.values() if each.master in masters]
     if not ports and not any(each.master for each in node.interfaces.values()):
         # Texts without masters: cards that are up and have no address of their own.
         ports = [each for each in node.interfaces.values() if each.up and not each.routable and each != interface]

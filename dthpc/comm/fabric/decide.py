@@ -114,6 +114,8 @@ def decide(
     for name, node in nodes.items():
         settings = {**(exported or {}), **node.settings}
         choice = _choice(name, node, agreement, rejected[name], devices[name])
+        if choice.interface is None and candidates[name]:
+            choice = replace(choice, reason="the nodes have no network in common", advice=None)
         made = translate(fabric, choice.interface, choice.rails, devices[name].devices, node)
         kept = {each: settings[each] for each in settings if settings[each]}
         environment = {each: value for each, value in made.items() if each not in kept}
@@ -222,7 +224,7 @@ def _disagreement(
     problems = [
         Problem("error", f"{name}: no interface", choice.reason, choice.advice or "`ip addr` of the whole node", name)
         for name, choice in choices.items()
-        if choice.interface is None and not _told_by_user(choice)
+        if choice.interface is None and not candidates[name] and not _told_by_user(choice)
     ]
     if agreement.taken or len(nodes) < 2 or not all(candidates.values()):
         return problems
