@@ -103,7 +103,7 @@ class Witness:
         stacks = _stacks()
         account = Account(self.rank, self.host, self.step(), stacks=stacks, signal=signal)
         account.main = next((_outside_torch(stack) for name, stack in stacks.items() if name == "MainThread"), "")
-        account.groups = _groups()
+        account.groups = _groups(self.recorder)
         account.torch_calls = self.torch_record.read()[-(length or 0) :]
         if self.recorder is None:
             return account
@@ -116,9 +116,10 @@ class Witness:
         return account
 
 
-def _groups() -> dict[str, dict[str, Any]]:
-    """All process groups of this rank, those included in which Python has called nothing yet."""
+def _groups(recorder: Recorder | None) -> dict[str, dict[str, Any]]:
+    """All groups of this rank, those included in which Python has called nothing yet."""
     infos = [GroupInfo(group) for group in list(distributed_c10d._world.pg_map)]
+    infos += [] if recorder is None else recorder.groups()
     return {info.name: {"description": info.description, "ranks": info.ranks} for info in infos}
 
 

@@ -75,7 +75,7 @@ def judge(accounts: Mapping[int, Account], absent: Mapping[int, str], how: str) 
     stuck = _the_cause(accounts, absent)
     if stuck is None:
         lines = [_activity(account) for account in accounts.values()] + [f"rank {r} {w}" for r, w in absent.items()]
-        return Verdict(f"a collective {how}, and no rank says which", lines)
+        return Verdict(f"a collective {how}, and no rank waits in one that is known", lines)
     if stuck.call["operation"] in POINT_TO_POINT:
         return _judge_message(stuck, accounts, absent, how)
     return _judge_collective(stuck, accounts, absent, how)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from dthpc.comm.shared import Exchange, Ticket
 from dthpc.comm.watchdog.recorder import Recorder
 
 OPERATIONS = (
@@ -47,12 +48,16 @@ class Hooks:
     """The wrapped methods of some classes, until `remove`."""
 
     def __init__(self, recorder: Recorder) -> None:
-        """Wrap the methods of torch's process group and of its `Work`."""
+        """Wrap the methods of torch's process group and of its `Work`, and those of the exchange over memory."""
         self._recorder = recorder
         self._replaced: list[tuple[type, str, Any]] = []
         self._known: set[type] = set()
         self.add(dist.ProcessGroup)
         self._add_work(dist.Work)
+        for operation in ("all_gather", "all_reduce", "barrier", "reduce_scatter"):
+            self._replace(Exchange, operation, self._recorded(operation, Exchange.__dict__[operation]))
+        self._known.add(Ticket)
+        self._replace(Ticket, "wait", self._waited(Ticket.__dict__["wait"]))
 
     def add(self, cls: type) -> None:
         """Wrap the communicating methods that a class defines itself, as a group written in Python does."""

@@ -36,15 +36,20 @@ class GroupInfo:
     def __init__(self, group: Any) -> None:
         """Read the group's names; its members are asked for when they are needed."""
         self.group = weakref.ref(group)
+        self._ranks: list[int] | None = None
+        room = getattr(group, "room", None)
         try:
-            self.name = str(group.group_name)
-            described = str(getattr(group, "group_desc", "") or "")
-        except RuntimeError:  # a group that was made by hand, and given no name
+            if room is not None:  # an exchange over memory, which has no name of its own
+                self._ranks = [int(name.split()[1]) for name in room.names]
+                self.name, described = f"memory of ranks {self._ranks}", ""
+            else:
+                self.name = str(group.group_name)
+                described = str(getattr(group, "group_desc", "") or "")
+        except (RuntimeError, ValueError):  # a group that was made by hand, and given no name
             self.name, described = f"{type(group).__name__} {id(group):x}", ""
         self.description = {"default_pg": "world", "undefined": ""}.get(described, described)
         self.collectives = itertools.count(1)
         self.messages = itertools.count(1)
-        self._ranks: list[int] | None = None
 
     @property
     def ranks(self) -> list[int]:
@@ -91,7 +96,9 @@ class Entry:
             return "called"
         # Who has waited for a work lets go of it, so one that is gone counts as done.
         work = self.work() if isinstance(self.work, weakref.ref) else None
-        return "finished" if work is None or work.is_completed() else "in flight"
+        if work is None or (isinstance(work, dist.Work) and work.is_completed()):
+            return "finished"
+        return "in flight"
 
     def to_json(self, now: float) -> dict[str, Any]:
         """The entry as JSON values; `now` is `time.monotonic()`."""
@@ -198,6 +205,10 @@ class Recorder:
     def failures(self) -> list[Wait]:
         """The last calls that raised, each with the time from which it was waited for."""
         return [Wait(0, entry.began, entry) for entry in list(self._failed)]
+
+    def groups(self) -> list[GroupInfo]:
+        """Groups that were used."""
+        return list(self._groups.values())
 
     def _entry_of(self, work: Any) -> Entry | None:
         for entry in reversed(list(self.entries)):

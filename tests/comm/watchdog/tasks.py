@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from dthpc.comm.collectives import Channel
+from dthpc.comm.shared import share_memory
 from dthpc.comm.watchdog.account import Account, Witness
 from dthpc.comm.watchdog.hooks import Hooks
 from dthpc.comm.watchdog.recorder import Recorder
@@ -108,7 +109,7 @@ def waiting(rank: int) -> Account | None:
             witness = Witness(0, "here", recorder, TorchRecord(), lambda: 3)
 
             def look() -> None:
-                while not any(wait.entry and wait.entry.shape == (2, 21) for wait in recorder.waits()):
+                while not any(wait.entry and wait.entry.state == "in flight" for wait in recorder.waits()):
                     time.sleep(0.01)
                 found.append(witness.account())
                 store.set("seen", "")
@@ -137,3 +138,23 @@ def timeouts(rank: int, seconds: float) -> list[float]:
         init_device_mesh("cpu", (1, size), mesh_dim_names=("a", "b")).get_group("a"),
     ]
     return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+
+
+def over_memory(rank: int) -> list[Call]:
+    """What is recorded of collectives over shared memory."""
+    group = dist.group.WORLD
+    assert group is not None
+    exchange = share_memory(group, 30.0).exchange
+    assert exchange is not None
+    recorder = Recorder(10)
+    hooks = Hooks(recorder)
+    try:
+        exchange.all_reduce(torch.ones(17)).wait()
+        ticket = exchange.barrier()
+        before = recorder.entries[-1].to_json(time.monotonic())
+        ticket.wait()
+        del ticket
+        return [recorder.entries[0].to_json(time.monotonic()), before, recorder.entries[1].to_json(time.monotonic())]
+    finally:
+        hooks.remove()
+        exchange.room.close()

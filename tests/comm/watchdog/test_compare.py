@@ -112,7 +112,7 @@ def test_a_collective_to_which_all_came_blames_nobody() -> None:
 
 def test_where_nobody_waits_any_more_what_all_do_is_told() -> None:
     verdict = judged(rank(0, call(), waits=False), Account(1, "node0"), absent={2: "is gone"})
-    assert verdict.headline == f"a collective {HOW}, and no rank says which"
+    assert verdict.headline == f"a collective {HOW}, and no rank waits in one that is known"
     assert verdict.details[1:] == ["rank 1 on node0: it has called nothing yet", "rank 2 is gone"]
 
 

@@ -56,3 +56,11 @@ def test_a_call_that_is_not_back_counts_as_waited_for() -> None:
     recorder.fail(entry)
     assert list(recorder.waits()) == []
     assert [wait.entry for wait in recorder.failures()] == [entry]
+
+
+def test_collectives_over_memory_are_recorded_under_one_name_on_all_ranks() -> None:
+    first, second = pool().run(2, tasks.over_memory)
+    for reduced, before, after in (first, second):
+        assert (reduced["operation"], reduced["shape"], reduced["state"]) == ("all_reduce", [17], "finished")
+        assert [before["state"], after["state"]] == ["in flight", "finished"]
+        assert reduced["group"] == first[0]["group"] == "memory of ranks [0, 1]"
