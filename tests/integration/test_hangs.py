@@ -32,7 +32,7 @@ class Hang:
     """One run of one of the jobs in `hangs.py`."""
 
     def __init__(self, root: Path, job: str, *words: str, cluster: Any = None, patience_s: float = 120.0) -> None:
-        self.run = RunDir(root / "runs" / f"{job}{'-'.join(['', *words]).replace('=', '-')}")
+        self.run = RunDir(root / "runs" / job)
         own = [f"run.root={self.run.path.parent}", f"run.name={self.run.name}"]
         self.told = submit([*WORDS, f"job._target_=tests.integration.hangs.{job}", *words, *own], cluster)
         self.end: dict[str, Any] = wait_for(lambda: read_json(self.attempt.end), patience_s)
@@ -141,3 +141,20 @@ def test_no_process_is_left(hangs: dict[str, Future[Hang]]) -> None:
         hang = future.result()
         pids = [record["pid"] for record in hang.flights().values()]
         wait_for(lambda pids=pids: not any(alive(pid) for pid in pids))
+
+
+@pytest.mark.slurm
+def test_over_two_nodes_exit_codes_survive_srun_and_the_cause_is_told(minicluster: Any, tmp_path: Path) -> None:
+    nodes = ["cluster.nodes=2", "cluster.tasks_per_node=1", "cluster.time=0:10:00"]
+    with ThreadPoolExecutor(2) as threads:
+        killed, endless = threads.map(
+            lambda job: Hang(tmp_path, job, *nodes, cluster=minicluster, patience_s=300.0), ["killed", "endless"]
+        )
+    assert killed.reason.startswith("rank 1 was killed by SIGKILL")
+    assert [(record.rank, record.code, record.echo) for record in killed.records().values()] == [(0, 1, True)]
+    assert endless.reason.startswith(
+        f"collective 4 of group world does not end after {TIMEOUT_S} s: rank 0 in all_reduce"
+    )
+    assert "rank 1 on node" in endless.reason
+    assert sorted(endless.flights()) == [0, 1] == sorted(endless.records())
+    assert (endless.end["cause"], endless.end["exit_codes"]["srun"] != 0) == ("crash", True)
