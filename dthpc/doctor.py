@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from dthpc.comm.fabric.report import report
-from dthpc.errors import UserError
+from dthpc.errors import UserError, UserErrors, nearest, raise_together
 from dthpc.monitor.table import print_lines
 from dthpc.placement.cpuset import parse_cpus
 from dthpc.placement.diagnose import Problem, diagnose
@@ -23,7 +23,8 @@ from dthpc.placement.draw import draw
 from dthpc.placement.plan.here import visible_words
 from dthpc.placement.plan.nodes import Plan, decide_nodes
 from dthpc.placement.plan.units import units_of
-from dthpc.placement.plan.wish import RESERVE, SMT, Wish
+from dthpc.placement.plan.unmet import unmet
+from dthpc.placement.plan.wish import RESERVE, SMT, TALK, Wish
 from dthpc.placement.read.combine import combine
 from dthpc.placement.read.live import read_live
 from dthpc.placement.read.recognise import read_path, read_text
@@ -35,6 +36,18 @@ EXIT_USER_ERROR = 2
 
 SCHEMA = 1
 """Version of the JSON object."""
+
+_OPTIONS = {
+    "cluster.tasks_per_node": "--ranks",
+    "cluster.gpus_per_node": "--gpus",
+    "placement.cores_per_rank": "--cores-per-rank",
+    "placement.helpers": "--helpers",
+    "placement.smt": "--smt",
+    "placement.reserve": "--reserve",
+    "placement.nics": "--nics",
+    "allowed CPUs": "--cpus",
+}
+"""This command's option for each key of the configuration that says the same."""
 
 _EPILOG = f"""\
 --topology takes what `nvidia-smi topo -m`, `lstopo --of xml`, `lscpu`, `numactl -H`, `rocm-smi --showtopo`, `ibstat`,
@@ -57,11 +70,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         return _examine(arguments, sys.stdout)
-    except UserError as error:
+    except UserError as found:
+        error = _as_options(found)
+        every = error.errors if isinstance(error, UserErrors) else [error]
         if arguments.json:
-            told = {"key": error.key, "value": str(error.value), "why": error.why, "instead": error.instead}
-            print(json.dumps({"schema": SCHEMA, "errors": [told]}, indent=2))
-        print(f"dthpc: {error.message()}", file=sys.stderr)
+            told = [{"key": e.key, "value": str(e.value), "why": e.why, "instead": e.instead} for e in every]
+            print(json.dumps({"schema": SCHEMA, "errors": told}, indent=2))
+        for one in every:
+            print(f"dthpc: {one.message()}", file=sys.stderr)
         return EXIT_USER_ERROR
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -115,6 +131,7 @@ def _examine(arguments: argparse.Namespace, out: TextIO) -> int:
     topology = read_live() if live else combine([_read(path) for path in arguments.topology])
     wish = _wish(arguments, topology, live)
     plan = decide_nodes([(topology.host or "node", topology)], wish)
+    raise_together(unmet(topology, wish, plan.nodes[0][1]))
     problems = diagnose(topology, plan.nodes[0][1])
     if live:
         problems += diagnose_node(topology, arguments.folder)
@@ -130,10 +147,13 @@ def _read(path: Path) -> Topology:
 
 
 def _wish(arguments: argparse.Namespace, topology: Topology, live: bool) -> Wish:
-    visible = arguments.visible.split(",") if arguments.visible else visible_words(os.environ) if live else None
+    visible = visible_words(os.environ) if live else None
+    if arguments.visible is not None:
+        visible = [word.strip() for word in arguments.visible.split(",") if word.strip()]
     words = arguments.reserve in RESERVE
+    ranks = _ranks(topology, visible) if arguments.ranks is None else arguments.ranks
     return Wish(
-        ranks=_ranks(topology, visible) if arguments.ranks is None else arguments.ranks,
+        ranks=ranks,
         gpus=arguments.gpus,
         cores_per_rank=arguments.cores_per_rank,
         helpers=arguments.helpers,
@@ -143,7 +163,7 @@ def _wish(arguments: argparse.Namespace, topology: Topology, live: bool) -> Wish
         nics=arguments.nics,
         allowed=None if arguments.cpus is None else parse_cpus(arguments.cpus, "--cpus"),
         visible=visible,
-        axes=_axes(arguments.axes),
+        axes=_axes(arguments.axes, ranks),
     )
 
 
@@ -152,14 +172,35 @@ def _ranks(topology: Topology, visible: Sequence[str] | None) -> int:
     return len(units_of(topology, 0, visible)) or sum(1 for node in topology.numa or () if node.cpus) or 1
 
 
-def _axes(text: str | None) -> list[tuple[str, int]]:
-    axes = []
+def _axes(text: str | None, ranks: int) -> list[tuple[str, int]]:
+    """Axes, innermost first. Those that lie inside a node divide its ranks; an outer one may go beyond."""
+    axes: list[tuple[str, int]] = []
+    inside = 1
     for word in text.split(",") if text else ():
-        name, _, degree = word.partition("=")
-        if not degree.isdigit() or int(degree) < 1:
-            raise UserError(f"{word!r} is no axis with its degree", key="--axes", value=text, instead="tp=4,shard=2")
-        axes.append((name.strip(), int(degree)))
+        name, _, degree = (part.strip() for part in word.partition("="))
+        inside *= int(degree) if degree.isascii() and degree.isdigit() else 0
+        if inside < 1:
+            why = f"{word!r} is no axis with its degree"
+        elif name not in TALK or name in dict(axes):
+            why = f"{name!r} is named twice" if name in TALK else f"{name!r} is no axis: {nearest(name, TALK)}"
+        elif ranks % inside and inside % ranks:
+            named = "×".join([*dict(axes), name])
+            why = f"{inside} ranks of {named} fit neither into the node's {ranks} nor over whole nodes"
+        else:
+            axes.append((name, int(degree)))
+            continue
+        raise UserError(why, key="--axes", value=text, instead="such as tp=4,shard=2 for 8 ranks")
     return axes
+
+
+def _as_options(error: UserError) -> UserError:
+    """The error under the names of this command's options, where configuration keys stand for them."""
+    if isinstance(error, UserErrors):
+        return UserErrors([_as_options(one) for one in error.errors])
+    instead = error.instead
+    for key, option in _OPTIONS.items():
+        instead = instead and instead.replace(f"{key}=", f"{option} ")
+    return UserError(error.why, key=_OPTIONS.get(error.key or "", error.key), value=error.value, instead=instead)
 
 
 def _print(topology: Topology, plan: Plan, problems: Sequence[Problem], out: TextIO) -> None:

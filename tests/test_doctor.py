@@ -61,7 +61,7 @@ def test_a_text_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--gpus", "4", "--ranks", "4"], "cluster.gpus_per_node=4: 2 GPUs are visible"),
+        (["--gpus", "4", "--ranks", "4"], "--gpus=4: 2 GPUs are visible"),
         (["--gpus", "2", "--ranks", "3"], "3 ranks can't have equal shares of 2 GPUs"),
         (["--cpus", "60-70"], "CPUs 64-70 are outside"),
         (["--cpus", "a-b"], "'a-b' is no CPU"),
@@ -92,3 +92,44 @@ def test_ranks_default_to_one_a_gpu() -> None:
     arguments = doctor._parser().parse_args([])
     assert arguments.ranks is None
     assert Wish(1).gpus is None
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--ranks 100000", "--ranks=100000: more than any node has CPUs"),
+        ("--nics 3", "--nics=3: no rank can have more than 1 of the node's NICs. Instead: --nics 1"),
+        ("--helpers 16", "--helpers=16: a rank's share is 16 cores, one of which at least computes"),
+        ("--axes foo=2", "--axes=foo=2: 'foo' is no axis: valid ones are"),
+        ("--axes tp=2,tp=2", "--axes=tp=2,tp=2: 'tp' is named twice"),
+        ("--axes tp=3", "--axes=tp=3: 3 ranks of tp fit neither into the node's 2 nor over whole nodes"),
+        ("--cores-per-rank 0", "--cores-per-rank=0: must be at least 1. Instead: --cores-per-rank 1"),
+    ],
+)
+def test_an_option_that_can_not_be_met_is_told_by_its_name(
+    topo: Path, capsys: pytest.CaptureFixture[str], words: str, told: str
+) -> None:
+    assert doctor.main(["--topology", str(topo), *words.split()]) == doctor.EXIT_USER_ERROR
+    assert told in capsys.readouterr().err
+
+
+def test_several_mistakes_are_told_together(topo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--topology", str(topo), "--helpers", "16", "--nics", "3", "--json"]
+    assert doctor.main(words) == doctor.EXIT_USER_ERROR
+    out, err = capsys.readouterr()
+    assert [error["key"] for error in json.loads(out)["errors"]] == ["--nics", "--helpers"]
+    assert err.count("dthpc: ") == 2
+
+
+def test_a_cpu_that_this_machine_does_not_have_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["--reserve", "65000"]) == doctor.EXIT_USER_ERROR
+    assert "--reserve=65000: the node has no CPUs 65000. Instead: CPUs among " in capsys.readouterr().err
+
+
+def test_an_outer_axis_may_go_beyond_the_node_and_no_visible_gpu_means_none(
+    topo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.main(["--topology", str(topo), "--axes", "tp=2,shard=8"]) == 0
+    assert doctor.main(["--topology", str(topo), "--visible", "", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out.partition("{")[2].join(["{", ""]))
+    assert all(rank["gpus"] == [] for rank in told["plan"]["ranks"])

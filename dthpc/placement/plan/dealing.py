@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -175,17 +176,19 @@ def _borrow(topology: Topology, seats: Seats, shares: Sequence[Share], taken: se
                 if core.numa != share.node and "; more from" not in share.why:
                     share.why += f"; more from {_nodes([core.numa])}"
     _level(shares)
+    users = Counter(core for share in shares for core in share.cores)
     for share in shares:
-        users = sum(1 for other in shares if share.cores[0] in other.cores)
-        share.shared = users if users > 1 else 0
+        share.shared = users[share.cores[0]] if users[share.cores[0]] > 1 else 0
 
 
 def _level(shares: Sequence[Share]) -> None:
     """Give ranks that still have no core one of whoever has most; where all have one, they share."""
+    rich = [share for share in shares if len(share.cores) > 1]
     for number, share in enumerate([share for share in shares if not share.cores]):
-        richest = max(shares, key=lambda other: (len(other.cores), -other.rank))
-        if len(richest.cores) > 1:
+        if rich:
+            richest = max(rich, key=lambda other: (len(other.cores), -other.rank))
             share.cores = [richest.cores.pop()]
             share.why += f"; all taken, one is given up by rank {richest.rank}"
+            rich = [share for share in rich if len(share.cores) > 1]
         else:
             share.cores = [share.home[number % len(share.home)]]

@@ -13,6 +13,10 @@ _SLOW = 4
 """A NIC of less than a fourth of the fastest one's rate serves management, not the ranks."""
 
 
+_NAMED = 16
+"""Most ranks that a reason names one by one."""
+
+
 @dataclass(frozen=True)
 class Sender:
     """A rank that needs NICs."""
@@ -131,5 +135,6 @@ def _why(
         return f"which is near to {sender.name} is not told; the one with the least load"
     if len(group) == 1:
         return f"{level} to {sender.name}, its own"
-    alike = "ranks " + ", ".join(str(rank) for rank in sorted(s.rank for s in group))
+    ranks = sorted(s.rank for s in group)
+    alike = "ranks " + ", ".join(map(str, ranks)) if len(ranks) <= _NAMED else f"{len(ranks)} ranks"
     return f"{level} to {sender.name}; {len(names)} such for {alike}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dthpc.errors import raise_together
 from dthpc.placement.plan.nodes import Plan, decide_nodes
+from dthpc.placement.plan.unmet import unmet
 from dthpc.placement.plan.wanted import wish_of
 
 
@@ -17,7 +19,7 @@ def planned(wanted: Mapping[str, Any], here: bool) -> Plan | None:
         here: whether the ranks run on this machine.
 
     Raises:
-        UserError: the topology can't be read, or the ranks do not fit it.
+        UserError: the topology can't be read, the ranks do not fit it, or it lacks what is asked.
     """
     if not wanted or not (here or wanted["topology"]):
         return None
@@ -30,4 +32,6 @@ def planned(wanted: Mapping[str, Any], here: bool) -> Plan | None:
         from dthpc.placement.read.live import read_live
 
         topology = read_live(tools=wish.gpus != 0)
-    return decide_nodes([(topology.host or "node", topology)], wish)
+    plan = decide_nodes([(topology.host or "node", topology)], wish)
+    raise_together(unmet(topology, wish, plan.nodes[0][1]))
+    return plan

@@ -15,6 +15,9 @@ their helpers on the others of the same cores."""
 RESERVE = ("l3", "numa")
 """Words for reserved cores: the first core of each L3 domain, or of each memory node."""
 
+MOST_RANKS = 65_536
+"""Most ranks of a node: Linux knows no more CPUs."""
+
 TALK = {"tp": 4096, "cp": 512, "ep": 64, "shard": 64, "dp": 64, "replicate": 32, "pp": 8}
 """How much two ranks talk that differ in one axis alone, relative to each other. Tensor parallelism exchanges
 activations several times a layer, context parallelism once a layer, experts and gradients less often, pipeline
@@ -61,6 +64,7 @@ class Wish:
 
     def __post_init__(self) -> None:
         _at_least("cluster.tasks_per_node", self.ranks, 1)
+        _at_most("cluster.tasks_per_node", self.ranks, MOST_RANKS)
         _at_least("placement.cores_per_rank", self.cores_per_rank, 1)
         _at_least("placement.helpers", self.helpers, 0)
         _at_least("placement.nics", self.nics, 1)
@@ -99,6 +103,11 @@ def axes_of(order: Sequence[str], degrees: Mapping[str, int]) -> tuple[tuple[str
 def _at_least(key: str, value: int | None, least: int) -> None:
     if value is not None and value < least:
         raise UserError(f"must be at least {least}", key=key, value=value, instead=f"{key}={least}")
+
+
+def _at_most(key: str, value: int, most: int) -> None:
+    if value > most:
+        raise UserError("more than any node has CPUs", key=key, value=value, instead=f"at most {most}")
 
 
 def _one_of(key: str, value: str, words: Sequence[str]) -> None:
