@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dthpc.errors import UserError
+from dthpc.errors import UserError, UserErrors
 from dthpc.launch.request import Request
 from dthpc.launch.verdicts import Verdict, error, ok, plural, warning
 from dthpc.placement.plan.nodes import Plan
@@ -68,7 +68,8 @@ def placement_verdicts(
     try:
         plan = planned(wanted, here=request.kind == "local")
     except UserError as found:
-        yield error("placement", _with_key(found, wanted))
+        every = found.errors if isinstance(found, UserErrors) else [found]
+        yield from (error("placement", _with_key(one, wanted)) for one in every)
         return
     yield _binding(wanted, plan, request)
     if plan is not None:
