@@ -10,6 +10,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dthpc.comm.rendezvous import RendezvousError, connect, leave
 from dthpc.errors import UserError
@@ -27,6 +28,9 @@ class Peer:
 
 def main() -> None:
     request = json.loads(sys.argv[2])
+    if "comm" in request:
+        begin(request)
+        return
     peer = Peer(request["rank"], request["world_size"], request["host"])
     attempt = RunDir(Path(sys.argv[1])).attempt(0)
     try:
@@ -54,6 +58,39 @@ def main() -> None:
         "exported": os.environ.get("GLOO_SOCKET_IFNAME"),
     }
     leave(meeting, peer)
+    dist.destroy_process_group()
+    print(json.dumps(found), flush=True)
+
+
+def begin(request: dict[str, Any]) -> None:
+    """Start as a rank of a run does, by its `comm` group."""
+    from omegaconf import OmegaConf
+
+    from dthpc.comm.start import Choice, start
+    from dthpc.config.schema import CommConfig
+
+    peer = Peer(request["rank"], request["world_size"], request["host"])
+    attempt = RunDir(Path(sys.argv[1])).attempt(0)
+    try:
+        comm = OmegaConf.merge(OmegaConf.structured(CommConfig), request["comm"])
+        choice = Choice.of(comm, "cpu", peer.world_size, request.get("nodes", 1))
+        started = start(choice, peer, attempt, placed=request.get("placed"), near=request.get("near", ()))
+    except (RendezvousError, UserError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([float(peer.rank + 1)])
+    dist.all_reduce(total)
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_TLS", "NCCL_NET")
+    found = {
+        **started.record(),
+        "sum": total.item(),
+        "lines": started.lines(),
+        "env": {name: os.environ[name] for name in names if name in os.environ},
+    }
+    leave(started.meeting, peer)
     dist.destroy_process_group()
     print(json.dumps(found), flush=True)
 

@@ -162,7 +162,7 @@ def _settled(
     touched = {name: value for name, value in choice.kept.items() if name in pinned or name.endswith("_IFNAME")}
     return Settled(
         plan.fabric,
-        f"{plan.reason}; {choice.reason}",
+        f"{plan.reason}; {choice.reason if len(plan.nodes) > 1 else 'all ranks are on one machine'}",
         choice.interface if together else None,
         address,
         choice.rails if together else (),
