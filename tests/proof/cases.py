@@ -13,6 +13,9 @@ MOST_RANKS = 8
 IN_CI = 220
 """Generated layouts that every run of the tests holds against one process, beside the picked ones."""
 
+OVER_MPI = 48
+"""Of these, the layouts that every run of the tests also trains over MPI."""
+
 DATA, TENSOR, PIPELINE, PASSES, AGAIN, FORMAT, STATES = (
     "data",
     "tensor",
@@ -141,6 +144,8 @@ SPECIAL: dict[str, Feature] = {
     "fp16s": _precision(compute="fp16", parameters="compute"),
     # Parameter shards in files.
     "files": Feature({"parallel.offload.parameters": "nvme"}, STATES, needs=("zero3", "hsdp", "zero3x3")),
+    # Ranks of one host that do not use the memory that they could share.
+    "wire": Feature({"comm.shared_memory": False}),
     # Other models, on images.
     "vit": Feature({"model": {"_target_": "dthpc.models.vit.ViT", **SIZES}, "data": IMAGES}),
     "conv": Feature({"model": {"_target_": "dthpc.models.convnet.ConvNet", "width": 8}, "data": IMAGES}),
@@ -156,6 +161,8 @@ PICKED = (
     *("zb_h1x4 accumulate4", "zb_h1x4 tied uneven", "interleavedx4 tied", "interleavedx4 zero2", "zbvx4 dropout"),
     *("zbvx4 tied clip", "1f1bx3 tied", "1f1bx3 zero3 uneven", "zbvx3", "zbvx3 tp", "chunks3", "chunks3 zero2 tied"),
     *("chunks3 sp recompute", "staged", "staged zero3", "naive", "naive tied dropout", "fp16s", "zero2 fp16s"),
+    *("dp wire", "dp3 wire uneven", "zero1 wire tied", "zero2 wire accumulate2", "zero3 wire clip", "hsdp wire bf16s"),
+    *("zero3x3 wire dropout tied", "tp wire", "sp zero3 wire", "zero2 1f1b wire uneven"),
     *("zero3 tp fp16s", "zero3 files", "hsdp files bf16s", "zero3 files recompute 1f1b"),
 )
 """Layouts chosen by hand, beside those of the other models."""
@@ -268,6 +275,24 @@ def generated_cases(count: int = IN_CI, seed: int = 0) -> list[Case]:
 def chosen_cases() -> list[Case]:
     """The layouts of every run of the tests."""
     return generated_cases() + picked_cases()
+
+
+def cases_over_mpi(count: int = OVER_MPI) -> list[Case]:
+    """Layouts of several ranks among the chosen ones that have every feature between them, and many pairs of features.
+
+    Each is the one that brings most features that no layout before it has, then most such pairs, on fewest ranks.
+    """
+    left = [case for case in chosen_cases() if case.ranks > 1]
+    cases: list[Case] = []
+    features: set[tuple[str, ...]] = set()
+    pairs: set[tuple[str, ...]] = set()
+    while len(cases) < count:
+        best = max(left, key=lambda case: (len(_sets(case, 1) - features), len(_sets(case, 2) - pairs), -case.ranks))
+        left.remove(best)
+        cases.append(best)
+        features |= _sets(best, 1)
+        pairs |= _sets(best, 2)
+    return cases
 
 
 def covered(cases: list[Case], size: int) -> tuple[int, int]:

@@ -5,8 +5,9 @@ Each is made by replacing a function of the real core inside the ranks, for the 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -24,6 +25,7 @@ from dthpc.parallel.sharding.bucket import Bucket
 from dthpc.parallel.sharding.norm import Norm
 from dthpc.parallel.sharding.reduction import Reduction
 from dthpc.parallel.sharding.shards import Shards
+from dthpc.parallel.sharding.shared import SharedStorage
 from dthpc.parallel.tensor import apply as tensor_apply
 from dthpc.parallel.tensor import loss as tensor_loss
 from dthpc.train import optim
@@ -151,7 +153,14 @@ def tied_not_added() -> AbstractContextManager[Any]:
     return patch.object(Reduction, "_add_tied", lambda *arguments: Pending([]))
 
 
-@_mistake("updated shards are not gathered", "zero1", "zero2", "zero1 tp", "zero2 1f1b", "zero1 bf16s")
+@_mistake(
+    "updated shards are not gathered",
+    "zero1 wire",
+    "zero2 wire",
+    "zero1 tp wire",
+    "zero2 1f1b wire",
+    "zero1 bf16s wire",
+)
 def not_gathered() -> AbstractContextManager[Any]:
     kept = Shards.publish
 
@@ -163,6 +172,20 @@ def not_gathered() -> AbstractContextManager[Any]:
             self._channel = channel
 
     return patch.object(Shards, "publish", publish)
+
+
+@_mistake("passes begin before others have written their shares of what ranks hold in common", "zero1", "zero3 bf16s")
+def not_awaited() -> AbstractContextManager[Any]:
+    kept = ParallelModel._step
+
+    def step(self: Any, optimizer: Any) -> None:
+        time.sleep(0.2 * self.mesh.index("shard"))
+        kept(self, optimizer)
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(ParallelModel, "_step", step))
+    stack.enter_context(patch.object(SharedStorage, "end_writing", lambda self: None))
+    return stack
 
 
 @_mistake(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader, load
@@ -61,6 +62,9 @@ def train_on_rank(
         target = {"_target_": "tests.train.tasks.StopAfter", "step": stop_after - 1, "rank": 0}
         values["callbacks"]["stop"] = target
     values.setdefault("parallel", {}).setdefault("offload", {})["folder"] = folder
+    if dist.get_backend() != "gloo":
+        # What is to be held against one process is this backend.
+        values.setdefault("comm", {})["shared_memory"] = False
     # As a rank reads it: a plain tree of values. Merging with the schema in OmegaConf takes longer than the training.
     config = OmegaConf.create(_over(_defaults(), values))
     context = make_context(rank, Path(folder))

@@ -70,15 +70,15 @@ class Room:
         """Tell the others that this rank takes no further part; nothing may be under way."""
         self._close()
 
-    def tell(self, signals: bytes) -> None:
-        """Send signals to all others."""
-        for peer, one in self._sockets.items():
-            try:
-                one.send(signals, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                self._tell_full(peer, signals)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # whether it is missed turns out when something is awaited from it
+    def tell(self, signal: bytes) -> None:
+        """Send a signal to all others.
+
+        It never waits: a socket has room for hundreds, and ranks are not as many steps ahead of each other.
+        """
+        for one in self._sockets.values():
+            # Whether one that has ended is missed turns out when something is awaited from it.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                one.send(signal, socket.MSG_NOSIGNAL)
 
     def look(self) -> None:
         """Take in the signals that have come, without waiting."""
@@ -177,19 +177,6 @@ class Room:
                 self._poller.unregister(self._sockets[peer].fileno())
             if not data:
                 raise self._lost(peer)
-
-    def _tell_full(self, peer: int, signals: bytes) -> None:
-        """Send to a rank that has not looked for a long time; it may itself wait for room to send to this one."""
-        deadline = time.monotonic() + self.timeout_s
-        sent = 0
-        while sent < len(signals):
-            self.look()
-            if time.monotonic() > deadline:
-                raise self._late([peer])
-            _, writable, _ = select.select([], [self._sockets[peer]], [], 0.05)
-            if writable:
-                with contextlib.suppress(BlockingIOError):
-                    sent += self._sockets[peer].send(signals[sent:], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
     def _lost(self, peer: int) -> RankLost:
         return RankLost(f"{self.names[peer]} has ended, and others wait for it in a collective")
