@@ -136,6 +136,14 @@ def test_the_reason_names_the_first_failure_in_time_and_what_was_saved() -> None
     assert "no such file" in decision.reason
 
 
+def test_what_the_watchdogs_found_is_the_reason_unless_a_rank_failed_by_itself() -> None:
+    echoes = {rank: record(rank, "crash", error="collective 4 …", echo=True) for rank in range(2)}
+    decision = decide(outcome(echoes, verdict="collective 4: rank 1 never came"), [], True, REQUEUE, RUNNING)
+    assert (decision.cause, decision.reason) == ("crash", "collective 4: rank 1 never came")
+    decision = decide(outcome(crashed(), verdict="rank 0 …"), [], True, REQUEUE, RUNNING)
+    assert decision.reason == "rank 1 on n1 failed after step 12: ValueError: hole in the data"
+
+
 @pytest.mark.parametrize("cause", ["crash", "preempted"])
 def test_attempts_without_progress_end_the_run_whatever_their_causes(cause: str) -> None:
     records, scheduler = (crashed(), RUNNING) if cause == "crash" else (saved(), REQUEUED)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dthpc.resilience.outcome import Death, Outcome, RankRecord, first_failure, read_records
-from dthpc.rundir import RunDir, read_json
+from dthpc.resilience.outcome import Death, Outcome, RankRecord, first_failure, is_echo, read_records, read_verdict
+from dthpc.rundir import RunDir, read_json, write_json
 
 
 def test_a_record_comes_back_as_it_was_written_with_the_code_of_its_cause(tmp_path: Path) -> None:
@@ -33,6 +33,32 @@ def test_the_first_failure_in_time_is_the_cause() -> None:
     assert failure is not None
     assert failure.error == "cause"
     assert first_failure(records[1:2]) is None
+
+
+def test_a_failure_that_is_known_to_be_an_echo_is_not_the_first_whatever_the_clocks_say() -> None:
+    echo = RankRecord(0, "crash", time=1.0, error="rank 1 on b failed: ValueError", echo=True)
+    cause = RankRecord(1, "crash", time=9.0, error="ValueError")
+    assert first_failure([echo, cause]) is cause
+    assert first_failure([echo]) is echo
+
+
+def test_a_death_is_the_cause_before_what_the_watchdogs_of_the_others_say() -> None:
+    records = {0: RankRecord(0, "crash", error="rank 1 on b is gone", echo=True)}
+    death = Outcome(2, records, {"rank 1": -9, "rank 0": 1}).first_death
+    assert death == Death(1, "SIGKILL")
+
+
+def test_a_verdict_comes_back_as_the_watchdogs_left_it(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt(0)
+    assert read_verdict(attempt) == ""
+    write_json(attempt.verdict, {"why": "rank 3 never came", "details": [], "blamed": [3]})
+    assert read_verdict(attempt) == "rank 3 never came"
+
+
+def test_errors_that_tell_of_other_ranks_are_known() -> None:
+    assert is_echo("RuntimeError: Connection closed by peer [10.0.0.1]:394")
+    assert is_echo("RankLost: rank 2 did not take part in a collective within 6 s")
+    assert not is_echo("ValueError: a hole in the data")
 
 
 def test_a_run_is_finished_only_when_every_rank_says_so() -> None:

@@ -175,9 +175,11 @@ def _judge_collective(stuck: _Stuck, accounts: Mapping[int, Account], absent: Ma
     missing = [rank for rank in stuck.members if not any(rank in ranks for ranks in forms.values())]
     details = [_absence(rank, accounts, absent, stuck) for rank in missing]
     if len(forms) > 1:
-        fewest = min(forms.values(), key=len)
-        blamed = sorted({*fewest, *missing})
-        details += [_activity(accounts[rank]) for rank in fewest]
+        most = max(map(len, forms.values()))
+        others = [rank for ranks in forms.values() if len(ranks) < most for rank in ranks]
+        # Where as many call one thing as another, nobody can say who is wrong.
+        details += [_activity(accounts[rank]) for rank in others or stuck.members if rank in accounts]
+        blamed = sorted({*others, *missing})
         return Verdict(f"{head}: the ranks call different things: {', '.join(parts)}", details, blamed)
     if missing:
         return Verdict(f"{head}: {', '.join(parts)}; {_one_or('never came', missing, details)}", details, missing)

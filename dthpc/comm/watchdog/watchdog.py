@@ -246,7 +246,15 @@ def _catch_signals() -> tuple[socket.socket, tuple[int, Any, socket.socket]]:
     written.setblocking(False)
     previous = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
     handler = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    # What is sent to a child that was forked, a data loader's worker for instance, is not meant for this process.
+    os.register_at_fork(after_in_child=lambda: _forget(written))
     return wake, (previous, handler, written)
+
+
+def _forget(written: socket.socket) -> None:
+    if written.fileno() >= 0:
+        signal.set_wakeup_fd(-1)
+        written.close()
 
 
 def _release_signals(wake: socket.socket, before: tuple[int, Any, socket.socket]) -> None:

@@ -57,6 +57,16 @@ def test_ranks_that_call_different_things_are_told_with_what_each_called() -> No
     )
 
 
+def test_of_two_ranks_that_call_different_things_none_is_blamed() -> None:
+    groups = {"0": {"description": "world", "ranks": [0, 1]}}
+    accounts = [rank(0, call()), rank(1, call("broadcast"))]
+    for account in accounts:
+        account.groups = groups
+    verdict = judged(*accounts)
+    assert verdict.blamed == []
+    assert [line[:6] for line in verdict.details] == ["rank 0", "rank 1"]
+
+
 @pytest.mark.parametrize(("operation", "differs"), [("allreduce", True), ("gather", False)])
 def test_sizes_must_agree_only_where_the_operation_asks_for_it(operation: str, differs: bool) -> None:
     verdict = judged(*(rank(number, call(operation)) for number in range(3)), rank(3, call(operation, shape=[7])))

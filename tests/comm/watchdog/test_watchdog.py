@@ -134,6 +134,17 @@ def test_sigusr1_writes_the_record_and_goes_on(rank: Rank) -> None:
     rank.expect("alive")
 
 
+def test_a_signal_to_a_forked_child_is_not_taken_for_one_to_this_process(rank: Rank) -> None:
+    child = os.fork()
+    if child == 0:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os._exit(0)
+    os.waitpid(child, 0)
+    for _ in range(2):
+        rank.expect("alive")
+    assert not rank.record.exists()
+
+
 def test_a_stop_signal_that_is_not_answered_leaves_a_record(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_ANSWER_S", 0.3)
     before = signal.signal(signal.SIGUSR2, lambda number, frame: None)
