@@ -87,7 +87,7 @@ def door(cluster: Any, root: Path, *words: str) -> Any:
 
 def test_the_next_submission_leaves_it_out(examined: Trial, cluster: Any, root: Path) -> None:
     done = door(cluster, root, "cluster.exclude='preflight:examined,node4'", "cluster.nodes=2")
-    assert "#SBATCH --exclude=node[4,2]" in done.stdout
+    assert "#SBATCH --exclude='node[4,2]'" in done.stdout
     assert "2 nodes of main left without those of cluster.exclude" in done.stdout
 
 

@@ -22,6 +22,7 @@ from dthpc.placement.read import (
 from dthpc.placement.read.combine import combine
 from dthpc.placement.read.text import clean, refuse
 from dthpc.placement.read.tree import open_tree
+from dthpc.placement.read.wrapping import labelled, unwrap
 from dthpc.placement.topology import Topology
 
 Reader = Callable[[str, str], Topology]
@@ -93,6 +94,7 @@ def read_text(text: str, where: str) -> Topology:
     Raises:
         UserError: nothing is recognised, or what is recognised cannot be read without guessing.
     """
+    text = unwrap(text)
     kinds = kinds_of(text)
     if not kinds:
         raise refuse(where, _why_unknown(text), "\n".join(text.strip().split("\n")[:2]), _INSTEAD)
@@ -122,6 +124,12 @@ def read_path(path: str | Path) -> Topology:
 def _why_unknown(text: str) -> str:
     if not text.strip():
         return "the text is empty"
+    names = [
+        name for name, part in labelled([line for line in text.split("\n") if line.strip()]).items() if kinds_of(part)
+    ]
+    if len(names) > 1:
+        shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
+        return f"the lines are of several nodes or tasks ({shown}), which say different things: give those of one"
     said = re.search(
         r"command not found|No devices were found|couldn't communicate with the NVIDIA driver|NVML: .*", text
     )
