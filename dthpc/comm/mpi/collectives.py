@@ -97,12 +97,9 @@ class Collectives:
         if self.rank == root and shares is not None:
             _same_dtype([*shares, out])
             _fits(shares[root].numel() == out.numel(), "the root's own share and its output differ in size")
-            yield [
-                request
-                for peer, share in enumerate(shares)
-                if peer != root
-                for request in self._send(self.buffers.readable(share), peer)
-            ]
+            # Named, because MPI reads them until the end and does not keep them.
+            sources = [self.buffers.readable(share) for share in shares]
+            yield [r for peer, source in enumerate(sources) if peer != root for r in self._send(source, peer)]
             out.copy_(shares[root].view(out.shape) if shares[root].shape != out.shape else shares[root])
             return
         room = self.buffers.writable(out)
