@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dthpc.attempt.mpi_leftovers import remove_leftovers
 from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
 from dthpc.placement.identity import RankIdentity, from_environment
@@ -62,6 +63,8 @@ def main(arguments: list[str]) -> int:
         return EXIT_USER_ERROR
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(plan.threads_per_rank)
+    for path in remove_leftovers(os.environ):
+        print(f"dthpc: removed {path}, left by an earlier start of this step", flush=True)
     return _Rank(run, identity, plan, stop, bound).live()
 
 

@@ -14,11 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dthpc.comm import backend
 from dthpc.comm.mpi_library import MpiLibrary, find_launcher, find_library
 from dthpc.errors import UserError, nearest
 
 PLUGINS = ("auto", "pmi2", "pmix", "cray_shasta", "none")
 """Choices of `comm.mpi_plugin`; a version such as `pmix_v4` is one too."""
+
+NETMOD = "MPIR_CVAR_CH4_NETMOD"
+"""MPICH's variable for the library under it."""
 
 _PREFERRED = {
     "MPICH": ("pmi2", "pmix"),
@@ -48,6 +52,17 @@ class MpiStart:
     why: str = ""
     """The reason for it."""
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the ranks need.
+
+        The server of Slurm's pmi2 (22.05) cuts lines of PMI-1 at 1023 characters. MPICH over UCX publishes addresses of
+        4 KiB in lines about as long, so that now and then MPI_Init fails ("value not properly terminated in client
+        request"); over OFI they have 10 bytes. Only of the wheel it is known that it has both.
+        """
+        own = self.library is not None and self.library.family == "MPICH" and self.library.wheel is not None
+        return {NETMOD: "ofi"} if own and self.plugin == "pmi2" else {}
+
     def as_dict(self) -> dict[str, Any]:
         """For the launch plan."""
         name = None if self.library is None else self.library.name
@@ -55,14 +70,19 @@ class MpiStart:
 
 
 def wants_mpi(cfg: Any) -> bool:
-    """Whether a configuration has ranks talk by MPI, on some device or axis at least."""
-    backend = cfg.comm.backend
-    words = list(backend.values()) if hasattr(backend, "values") else [backend]
-    return any("mpi" in re.split(r"[,:\s]+", str(word)) for word in words)
+    """Whether ranks must be started under MPI: it is asked for by name, or to be measured (`comm.tune`)."""
+    try:
+        return backend.wants_mpi(cfg.comm) or _may_try(cfg)
+    except UserError:
+        return False  # the checks of `comm.backend` tell
+
+
+def _may_try(cfg: Any) -> bool:
+    return bool(cfg.comm.get("tune")) and "auto" in backend.wanted_of(cfg.comm).devices.values()
 
 
 def plan_mpi(cfg: Any, offered: Sequence[str] | None, env: Mapping[str, str] = os.environ) -> MpiStart | None:
-    """Decide how ranks start; `None` where they do not talk by MPI.
+    """Decide how ranks start; `None` where they do not talk by MPI, or would only try it and can't.
 
     Args:
         cfg: the configuration.
@@ -74,6 +94,15 @@ def plan_mpi(cfg: Any, offered: Sequence[str] | None, env: Mapping[str, str] = o
     """
     if not wants_mpi(cfg):
         return None
+    try:
+        return _plan(cfg, offered, env)
+    except UserError:
+        if not backend.wants_mpi(cfg.comm):
+            return None
+        raise
+
+
+def _plan(cfg: Any, offered: Sequence[str] | None, env: Mapping[str, str]) -> MpiStart:
     library = _library(cfg, env)
     if cfg.cluster.kind == "local":
         return _local(cfg, library, env)

@@ -90,6 +90,7 @@ def test_a_plan_for_slurm_has_the_plugin_in_its_srun(family: str, tmp_path: Path
     plugin = "pmix" if family == "Open MPI" else "pmi2"
     assert f"--mpi={plugin}" in plan.srun_options
     assert plan.mpi["launcher"] == []
+    assert plan.environment.get("MPIR_CVAR_CH4_NETMOD") == (None if family == "Open MPI" else "ofi")
     assert f"can use {plugin}" in plan.site["decisions"]["reasons"]["mpi"]
 
 
