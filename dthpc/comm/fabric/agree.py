@@ -94,8 +94,8 @@ def agree(candidates: Mapping[str, Sequence[Candidate]]) -> Agreement:
     ]
     rails = {}
     for name, (chosen, _) in best.taken.items():
-        every = [option.taken[name][0] for option in [best, *alike]]
-        rails[name] = _natural(_siblings(chosen, list({c.interface.name: c for c in every}.values())))
+        every = [chosen, *(option.taken[name][0] for option in alike)]
+        rails[name] = _siblings(chosen, list({c.interface.name: c for c in every}.values()))
     # Of several rails of one network the first, on every node.
     one = best.certainty == _CERTAIN and best.quality == FABRIC
     taken = {name: rails[name][0] if one else chosen for name, (chosen, _) in best.taken.items()}
@@ -119,7 +119,7 @@ def _alone(candidate: Candidate) -> tuple[float, ...]:
 
 def _options(candidates: Mapping[str, Sequence[Candidate]]) -> Iterator[Option]:
     first, *others = candidates
-    seen: set[tuple[str, ...]] = set()
+    seen: set[tuple[tuple[str, int], ...]] = set()
     for candidate in candidates[first]:
         for address in candidate.addresses:
             taken = {first: (candidate, address)}
@@ -128,7 +128,7 @@ def _options(candidates: Mapping[str, Sequence[Candidate]]) -> Iterator[Option]:
                 if match is None:
                     break
                 taken[node] = match
-            key = tuple(f"{c.interface.name}/{a.ip}" for c, a in taken.values())
+            key = tuple((c.interface.name, int(a.ip)) for c, a in taken.values())
             if len(taken) == len(candidates) and key not in seen and _distinct(taken):
                 seen.add(key)
                 yield _option(taken)
@@ -153,14 +153,13 @@ def _match(candidate: Candidate, address: IfAddress, others: Sequence[Candidate]
 
 
 def _certainty(a: IfAddress, b: IfAddress, bits: int) -> int:
-    if a.network is not None and b.network is not None:
-        return _CERTAIN if a.network == b.network else _ROUTED
-    known = [each for each in (a, b) if each.network is not None]
-    if known:
-        other = b if known[0] is a else a
-        if other.ip in known[0].network:  # type: ignore[operator]
-            return _LIKELY
-        return _ROUTED
+    one, other = a.subnet, b.subnet
+    if one is not None and other is not None:
+        return _CERTAIN if one == other else _ROUTED
+    if one is not None or other is not None:
+        # One is a host's own address, or its prefix is not told: it may lie in the other's subnet.
+        prefix = (one or other or (0, 0, 0))[1]
+        return _LIKELY if bits >= prefix else _ROUTED
     if a.prefix is not None or b.prefix is not None:  # /32 and /128: routed host addresses
         return _LIKELY if bits >= _LEAST_BITS[a.ip.version] else _ROUTED
     return _LIKELY if bits >= _LEAST_BITS[a.ip.version] else -1
@@ -168,17 +167,16 @@ def _certainty(a: IfAddress, b: IfAddress, bits: int) -> int:
 
 def _distinct(taken: Mapping[str, tuple[Candidate, IfAddress]]) -> bool:
     """Whether no two nodes hold the same address, as container bridges do."""
-    held = [address.ip for _, address in taken.values()]
+    held = [int(address.ip) for _, address in taken.values()]
     return len(set(held)) == len(held)
 
 
 def _option(taken: Mapping[str, tuple[Candidate, IfAddress]]) -> Option:
     addresses = [address for _, address in taken.values()]
     bits = _shared([address.ip for address in addresses])
-    networks = {address.network for address in addresses}
     certainty = min(_certainty(addresses[0], other, bits) for other in addresses[1:])
     if certainty == _CERTAIN:
-        what = f"all nodes are in {next(iter(networks))}"
+        what = f"all nodes are in {addresses[0].network}"
     elif certainty == _LIKELY:
         what = f"the nodes' addresses share their first {bits} bits, and prefixes are not told"
     else:

@@ -15,6 +15,9 @@ from dthpc.comm.fabric.settings import ONE_NAME, PREFIXES, Problem, check_settin
 from dthpc.comm.fabric.translate import translate
 from dthpc.errors import nearest
 
+NOTHING_IN_COMMON = "the nodes have no network in common"
+"""The problem of nodes that each have an interface, and none that leads to the others."""
+
 
 @dataclass(frozen=True)
 class FabricWish:
@@ -115,7 +118,7 @@ def decide(
         settings = {**(exported or {}), **node.settings}
         choice = _choice(name, node, agreement, rejected[name], devices[name])
         if choice.interface is None and candidates[name]:
-            choice = replace(choice, reason="the nodes have no network in common", advice=None)
+            choice = replace(choice, reason=NOTHING_IN_COMMON, advice=None)
         made = translate(fabric, choice.interface, choice.rails, devices[name].devices, node)
         kept = {each: settings[each] for each in settings if settings[each]}
         environment = {each: value for each, value in made.items() if each not in kept}
@@ -231,7 +234,7 @@ def _disagreement(
     shown = [f"{name}: {', '.join(map(str, each)) or 'none'}" for name, each in list(candidates.items())[:16]]
     more = f"; and {len(nodes) - 16} more" if len(nodes) > 16 else ""
     fix = "comm.interface=NAME if one name leads to all nodes, or leave out the node that differs"
-    return [*problems, Problem("error", "the nodes have no network in common", "; ".join(shown) + more, fix)]
+    return [*problems, Problem("error", NOTHING_IN_COMMON, "; ".join(shown) + more, fix)]
 
 
 def _told_by_user(choice: NodeChoice) -> bool:

@@ -32,6 +32,13 @@ class IfAddress:
         return ipaddress.ip_network((self.ip, self.prefix), strict=False)
 
     @property
+    def subnet(self) -> tuple[int, int, int] | None:
+        """The same as numbers, which compare fast: version, prefix, and the network's bits."""
+        if self.prefix is None or self.prefix == self.ip.max_prefixlen:
+            return None
+        return self.ip.version, self.prefix, int(self.ip) >> (self.ip.max_prefixlen - self.prefix)
+
+    @property
     def routable(self) -> bool:
         """Whether another machine may reach it: neither loopback, link-local, multicast nor unspecified."""
         ip = self.ip

@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dthpc.comm.fabric.classify import why_not
-from dthpc.comm.fabric.decide import FabricPlan, FabricWish, NodeChoice, decide
+from dthpc.comm.fabric.decide import NOTHING_IN_COMMON, FabricPlan, FabricWish, NodeChoice, decide
 from dthpc.comm.fabric.model import NodeNetwork
 from dthpc.comm.fabric.presets import needed, preset, unpinned
 from dthpc.comm.fabric.settings import Problem
@@ -78,7 +78,8 @@ class Settled:
 
     def to_json(self) -> dict[str, Any]:
         """For the store and the run's records."""
-        return {**asdict(self), "rails": list(self.rails), "notes": list(self.notes)}
+        # Not asdict, which copies everything deeply, for each of thousands of nodes.
+        return {**vars(self), "rails": list(self.rails), "notes": list(self.notes)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Settled:
@@ -143,18 +144,22 @@ def decide_for(networks: Mapping[str, NodeNetwork], first: str, request: Request
     pinned, remark = _pins(plan, request)
     notes = (*remarks, *([remark] if remark else []))
     address = plan.nodes[names[first]].address
-    return {node: _settled(plan, plan.nodes[names[node]], pinned, request, address, notes) for node in networks}
+    together = all(choice.interface is not None for choice in plan.nodes.values())
+    together = together and all(problem.what != NOTHING_IN_COMMON for problem in plan.problems)
+    return {
+        node: _settled(plan, plan.nodes[names[node]], together, pinned, request, address, notes) for node in networks
+    }
 
 
 def _settled(
     plan: FabricPlan,
     choice: NodeChoice,
+    together: bool,
     pinned: Mapping[str, str],
     request: Request,
     address: str | None,
     notes: Sequence[str],
 ) -> Settled:
-    together = all(node.interface is not None for node in plan.nodes.values()) and not _disagree(plan)
     environment = {**pinned, **needed(choice.environment, set(request.libraries))}
     if not together:
         environment = {name: value for name, value in environment.items() if choice.interface not in value.split("=")}
@@ -170,10 +175,6 @@ def _settled(
         tuple(notes),
         touched,
     )
-
-
-def _disagree(plan: FabricPlan) -> bool:
-    return any(problem.what == "the nodes have no network in common" for problem in plan.problems)
 
 
 def _pins(plan: FabricPlan, request: Request) -> tuple[dict[str, str], str | None]:
