@@ -17,7 +17,7 @@ from dthpc.jobs.collectives.buffers import DTYPES, Arena
 from dthpc.jobs.collectives.control import Control
 from dthpc.jobs.collectives.drivers import Driver, MessageDriver
 from dthpc.jobs.collectives.groups import Partition, Place, partitions, place_ranks
-from dthpc.jobs.collectives.judge import judge, rate, verdict
+from dthpc.jobs.collectives.judge import doubts, judge, rate, verdict
 from dthpc.jobs.collectives.libraries import Libraries, find_libraries, make_drivers, make_two_levels
 from dthpc.jobs.collectives.line import Line
 from dthpc.jobs.collectives.link_rate import interface_rate
@@ -52,6 +52,7 @@ def run(config: Any, context: RankContext) -> None:
     if context.is_first:
         reference = read_json(Path(settings.reference)) if settings.reference else None
         results.findings = judge(results.lines, results.matrices, results.link_gbps, reference, settings.slow)
+        results.doubts = doubts(results.lines, results.link_gbps)
         _leave(results, settings, context)
     control.barrier()
 

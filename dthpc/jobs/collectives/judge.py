@@ -22,6 +22,10 @@ SMALL = 1 << 13
 """Bytes up to which latency decides."""
 
 
+_TOO_QUICK = 1.5
+"""Part of the link's rate from which on something else than the link must have been measured."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that is not as it should be."""
@@ -65,6 +69,20 @@ def judge(
         *_against_link(lines, link_gbps, threshold),
         *_against_reference(lines, matrices, reference, threshold),
     ]
+
+
+def doubts(lines: Sequence[Line], link_gbps: float | None) -> list[str]:
+    """What is too quick for the link to be true, one sentence for each library."""
+    found: dict[str, str] = {}
+    for line in lines:
+        share = line.link_share(link_gbps)
+        if share is not None and share > _TOO_QUICK and line.size >= LARGE:
+            found.setdefault(
+                line.backend,
+                f"{line.backend} reaches {share:.1f} times the link's {link_gbps:g} Gbit/s: it goes another way "
+                "(memory that the nodes share, a second network), or the link's rate is another",
+            )
+    return list(found.values())
 
 
 def verdict(findings: Iterable[Finding]) -> str:

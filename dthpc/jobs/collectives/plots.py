@@ -82,7 +82,7 @@ class _Axes:
         if self.link is not None:
             y = self.y(self.link)
             parts.append(
-                f'<path d="M0 {y:.1f}H{_WIDTH}" stroke="#000" stroke-dasharray="5 3"><title>link</title></path>'
+                f'<path d="M0 {y:.1f}H{_WIDTH}" stroke="#000" stroke-dasharray="5 3"><title>the link, {rate(self.link)}</title></path>'
             )
         return parts
 

@@ -35,6 +35,9 @@ class Results:
     notes: list[str] = field(default_factory=list)
     """What was left out, and why."""
 
+    doubts: list[str] = field(default_factory=list)
+    """What is too good to be true."""
+
     backends: dict[str, str] = field(default_factory=dict)
     """What each is, by name."""
 
@@ -90,6 +93,7 @@ def to_json(results: Results, settings: dict[str, Any]) -> dict[str, Any]:
             {"backend": line.backend, "size": line.size, "bandwidth": cut(line)} for line in results.bisection
         ],
         "findings": [finding.to_json() for finding in results.findings],
+        "doubts": results.doubts,
         "notes": results.notes,
     }
 
@@ -208,6 +212,7 @@ def summary_rows(results: Results) -> list[list[str]]:
     """What the last screen says below its tables: labels and texts."""
     rows = [["result", verdict(results.findings)]]
     rows += [["", finding.words] for finding in results.findings]
+    rows += [["doubt", doubt] for doubt in results.doubts]
     for line in results.bisection:
         halves = f"between halves of {line.ranks} ranks"
         rows.append(["bisection", f"{rate(cut(line))} both ways {halves}, {size(line.size)} ({line.backend})"])
