@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVEL = r"PIX|PXB|PHB|NODE|SYS|SOC|NV\d+|NV#|HCCS(?:_SW)?|SIO|PIB|XGMI|C2C"
@@ -137,3 +138,38 @@ def _part(word: str) -> list[str]:
     if len(pieces) == 1 and not rest:
         return [word]
     return pieces + [Glued(part) for part in (listed.groups() if listed and rest else ()) if part]
+
+
+def by_tab_stops(words: list[str], starts: list[int], line: Line, columns: int) -> list[str] | None:
+    """The fields behind the last cell, where the columns of the words show that tabs of 8 became blanks.
+
+    Returns None where the row was laid out in another way.
+    """
+    indent = len(line.text) - len(line.text.lstrip())
+    at = indent + 8 * columns
+    if starts[0] not in (at, at + 1):
+        return None
+    by_column = dict(zip(starts[1:], words, strict=True))
+    at += 8
+    values: list[str] = []
+    while by_column:
+        word = by_column.pop(at, "")
+        values.append(word)
+        at = indent + ((at - indent + len(word)) // 8 + 1) * 8
+        if by_column and at > max(by_column):
+            return None
+    return values
+
+
+def by_header(words: list[str], starts: list[int], header: Line | None, labels: Sequence[str]) -> list[str] | None:
+    """The words under the labels that begin in the same column, if all do."""
+    if header is None or header.ruled:
+        return None
+    columns = dict(zip(header.words, header.starts, strict=True))
+    places = {columns[label]: place for place, label in enumerate(labels)}
+    values = [""] * len(labels)
+    for word, start in zip(words, starts, strict=True):
+        if start not in places:
+            return None
+        values[places[start]] = word
+    return values

@@ -17,6 +17,8 @@ from dthpc.placement.read.cells import (
     LABELS,
     Glued,
     Line,
+    by_header,
+    by_tab_stops,
     is_absent,
     is_device,
     is_level,
@@ -196,9 +198,19 @@ class _Reader:
         if len(set(self.matrix.columns)) < len(self.matrix.columns):
             raise self._refusal("a device stands twice in the header", " ".join(self.matrix.columns))
         for number, lines in enumerate(self.block.rows):
-            self._add(self._row(lines, header, number == len(self.block.rows) - 1))
+            row = self._row(lines, header, number == len(self.block.rows) - 1)
+            if row.tail and not self.matrix.complete and self._ends_with_header(lines):
+                # Cut at one width as the header is: the last value may be cut too, as 0-51,104 of 0-51,104-155.
+                row.tail.popitem()
+            self._add(row)
         self._check_rows()
         return self.matrix
+
+    def _ends_with_header(self, lines: Sequence[str]) -> bool:
+        if len(lines) != 1 or len(self.block.header) != 1:
+            return False
+        header, line = self.block.header[0], lines[0]
+        return len(line) == len(header) or len(line.expandtabs()) == len(header.expandtabs())
 
     def _header(self) -> Line | None:
         """The header's cells, its lines put together again."""
@@ -320,6 +332,7 @@ class _Reader:
         labels = self.matrix.labels
         if not labels:
             if any(not is_absent(word) for word in words):
+                self.matrix.complete = False
                 self._note("what stands behind the distances has no header, and is not read")
             return {}, True
         wrong = [word for word in words if not is_list(word) and not is_absent(word)]
@@ -349,15 +362,24 @@ class _Reader:
             raise self._refusal("values run into each other, so that their borders are not certain", line.text)
         if all(is_absent(word) for word in words):
             return [""] * len(labels)
-        stops = _by_tab_stops(words, starts, line, len(self.matrix.columns))
+        stops = by_tab_stops(words, starts, line, len(self.matrix.columns))
         if stops is not None:
             values = [*stops[:2], next((word for word in stops[2:] if word), "")]
             if len(labels) > 2 or not any(stops[len(labels) :]):
                 return values[: len(labels)]
-        under = _by_header(words, starts[1:], header, labels)
+        under = by_header(words, starts[1:], header, labels) if self._stands_under(line, header) else None
         if under is not None:
             return under
         raise self._refusal("an empty place among the affinities cannot be told apart from the values", line.text)
+
+    def _stands_under(self, line: Line, header: Line | None) -> bool:
+        """Whether the cells of a row stand in the columns of the header: else a word under a label is chance."""
+        if header is None:
+            return False
+        first = line.words.index(_name_of(line)) + 1
+        columns = dict(zip(header.words, header.starts, strict=True))
+        cells = zip(self.matrix.columns, line.starts[first:], strict=False)
+        return all(column in columns and abs(columns[column] - start) <= 1 for column, start in cells)
 
     def _add(self, row: Row) -> None:
         if row.name in self.matrix.rows:
@@ -382,6 +404,7 @@ class _Reader:
                 raise self._refusal(f"the row of {row.name} has no column", row.name)
         for row in matrix.rows.values():
             self._check_pairs(row)
+        self._columns_cut_off()
         for row in matrix.rows.values():
             if len(row.cells) < len(matrix.columns):
                 row.cells += [None] * (len(matrix.columns) - len(row.cells))
@@ -390,6 +413,14 @@ class _Reader:
         if lost:
             matrix.complete = False
             self._note(f"the rows of {', '.join(lost)} are missing")
+
+    def _columns_cut_off(self) -> None:
+        """A cut header lacks its last devices; their own rows still tell of the others."""
+        further = [name for name in self.matrix.rows if name not in self.matrix.columns]
+        if further:
+            self.matrix.columns += further
+            self.matrix.complete = False
+            self._note(f"the header is cut: {', '.join(further)} and what follows are not in it")
 
     def _check_end(self) -> None:
         """A text that ends within the affinities of its last row: the last value may be cut, as 4 of 47."""
@@ -446,38 +477,3 @@ def _counts_up(names: Sequence[str]) -> bool:
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False:
             return False
     return True
-
-
-def _by_tab_stops(words: list[str], starts: list[int], line: Line, columns: int) -> list[str] | None:
-    """The fields behind the last cell, where the columns of the words show that tabs of 8 became blanks.
-
-    Returns None where the row was laid out in another way.
-    """
-    indent = len(line.text) - len(line.text.lstrip())
-    at = indent + 8 * columns
-    if starts[0] not in (at, at + 1):
-        return None
-    by_column = dict(zip(starts[1:], words, strict=True))
-    at += 8
-    values: list[str] = []
-    while by_column:
-        word = by_column.pop(at, "")
-        values.append(word)
-        at = indent + ((at - indent + len(word)) // 8 + 1) * 8
-        if by_column and at > max(by_column):
-            return None
-    return values
-
-
-def _by_header(words: list[str], starts: list[int], header: Line | None, labels: Sequence[str]) -> list[str] | None:
-    """The words under the labels that begin in the same column, if all do."""
-    if header is None or header.ruled:
-        return None
-    columns = dict(zip(header.words, header.starts, strict=True))
-    places = {columns[label]: place for place, label in enumerate(labels)}
-    values = [""] * len(labels)
-    for word, start in zip(words, starts, strict=True):
-        if start not in places:
-            return None
-        values[places[start]] = word
-    return values

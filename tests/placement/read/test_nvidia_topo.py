@@ -231,3 +231,44 @@ def test_a_lost_row_leaves_its_affinity_unknown_and_its_pairs_known() -> None:
     assert read.gpu(1).cpus is None
     assert read.level(read.gpu(0), read.gpu(1)) == "PIX"
     assert not read.complete
+
+
+def test_a_text_cut_at_one_width_loses_what_may_be_cut_and_says_so() -> None:
+    lines = [
+        "\tGPU0\tGPU1\tNIC0\tNIC1\tCPU Affinity",
+        "GPU0\t X \tSYS\tPIX\tSYS\t0-51,104-155",
+        "GPU1\tSYS\t X \tSYS\tPIX\t52-103",
+    ]
+    lines += [
+        "NIC0\tPIX\tSYS\t X \tSYS",
+        "NIC1\tSYS\tPIX\tSYS\t X ",
+        "",
+        "NIC Legend:",
+        "",
+        "  NIC0: mlx5_0",
+        "  NIC1: mlx5_1",
+    ]
+    read = 0
+    for width in range(len(lines[0]) - 12, len(lines[0])):
+        try:
+            found = read_nvidia_topo("\n".join(line[:width] for line in lines), "x")
+        except UserError:
+            continue  # cut within a value, of which nobody can tell what it was
+        read += 1
+        assert not found.complete or not any(gpu.cpus for gpu in found.gpus or ())
+        assert found.gpu("GPU0").cpus in (None, frozenset([*range(52), *range(104, 156)]))
+        assert [nic.name for nic in found.nearest_nics(found.gpu("GPU1"))[1]] == ["mlx5_1"]
+    assert read > 3
+
+
+def test_devices_that_a_cut_header_lacks_are_known_by_their_own_rows() -> None:
+    lines = [
+        "\tGPU0\tGPU1\tNIC0  \tNIC1",
+        "GPU0\t X \tSYS\tPIX\tSYS",
+        "GPU1\tSYS\t X \tSYS\tPIX",
+        "NIC0\tPIX\tSYS\t X \tSYS",
+    ]
+    lines += ["NIC1\tSYS\tPIX\tSYS\t X "]
+    found = read_nvidia_topo("\n".join(line[:16] for line in lines), "x")
+    assert not found.complete
+    assert [nic.name for nic in found.nearest_nics(found.gpu("GPU1"))[1]] == ["NIC1"]
