@@ -251,7 +251,8 @@ def _refusals(wanted: Wanted, facts: Facts) -> Iterator[UserError]:
 def _mend_mpi(key: str, facts: Facts) -> str:
     if "not installed" in (facts.no_mpi or ""):
         return f"pip install 'dthpc[mpi]' mpich, or the site's MPI with an mpi4py built against it; or {key}=gloo"
-    return f"submit with {key}=mpi, so that its launcher (mpiexec, srun --mpi=…) starts the ranks; or {key}=gloo"
+    how = f"{key}=mpi and comm.mpi_plugin=auto, so that mpiexec or srun --mpi=… starts the ranks in its way"
+    return f"submit with {how}; or {key}=gloo"
 
 
 def _spec(devices: Mapping[str, str]) -> str:
