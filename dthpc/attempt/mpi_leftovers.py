@@ -1,8 +1,9 @@
 """What an earlier start of the same job step left in shared memory, where MPICH would trip over it.
 
 MPICH names the memory that ranks of a node share after the step: `mpich_shm_<hash of "JOB.STEP">_<number>` in /dev/shm
-(seen with MPICH 5.0.2). It unlinks it when MPI ends in order. A requeued job has the same id, and its ranks are the same
-step again: what the killed ones left has their sizes, and MPI_Init fails ("MPIDI_POSIX_comm_bootstrap: Out of memory").
+(seen with MPICH 5.0.2). It unlinks it when MPI ends in order. A requeued job has the same id, and its ranks are the
+same step again: what the killed ones left has their sizes, and MPI_Init fails ("MPIDI_POSIX_comm_bootstrap: Out of
+memory").
 """
 
 from __future__ import annotations
