@@ -18,7 +18,9 @@ from dthpc.errors import UserError
 
 FAMILIES = ("MPICH", "Open MPI")
 
-PYTHONS = {"MPICH": Path(sys.executable), "Open MPI": Path(f"{sys.prefix}-openmpi/bin/python")}
+_OPENMPI = os.environ.get("DTHPC_TEST_OPENMPI_PYTHON") or f"{sys.prefix}-openmpi/bin/python"
+
+PYTHONS = {"MPICH": Path(sys.executable), "Open MPI": Path(_OPENMPI)}
 """Interpreter of each family."""
 
 
