@@ -288,7 +288,8 @@ class Exchange:
         room, placed = self.room, self._placed
         while placed < self._added:
             step = self._steps[placed - self._taken]
-            if step.after > self._taken:
+            # A rank, too, may still have to read its own slot.
+            if step.after > self._taken or placed - self._taken >= SLOTS:
                 break
             if not room.has_done(placed + 1 - SLOTS):
                 room.look()

@@ -65,7 +65,7 @@ class Gradients:
         self._volleys: deque[list[Pending]] = deque()
         # Waiting for a GPU's collectives does not block, and belongs to the thread that launches its kernels. Where one
         # pass of a step is reduced, all waiting can be done at its end; else buffers must be free before.
-        self._courier = Courier() if reduction.on_host and every_pass else None
+        self._courier = Courier() if (reduction.on_host and every_pass) or reduction.in_levels else None
         # Nothing refers back to its owner, so that a group of ranks is let go of with the last that uses it, and not by
         # the garbage collector in some thread.
         self._slots = [(bucket, slot) for bucket in buckets for slot in bucket.slots]
@@ -188,10 +188,10 @@ class Gradients:
         sent = [self._launch(bucket) for bucket in self._queue.buckets[self._queue.sent : end]]
         self._queue.sent = end
         pending = [one for one in sent if one is not None]
-        if not self._every_pass:
-            self._under_way += pending
-        elif self._courier is not None:
+        if self._courier is not None:
             self._courier.hand_in([one.wait for one in pending])
+        elif not self._every_pass:
+            self._under_way += pending
         else:
             self._volleys.append(pending)
             self._clear_up()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,7 @@ class Reduction:
         # Without shards, ranks on that axis are replicas too.
         axes = ("replicate",) if shards > 1 else ("shard", "replicate")
         self._replicas = [channels[axis] for axis in axes if axis in channels]
+        self._levels = mesh.levels
         self._tensor, self._pipeline = channels.get("tp"), channels.get("pp")
         self.powersgd: PowerSGD | None = None
         if options.powersgd_rank and self._shard is None and self._replicas:
@@ -51,6 +53,11 @@ class Reduction:
     def on_host(self) -> bool:
         """Whether the first stage has work for the CPU between its messages, which a thread can see to."""
         return self._shard is not None and self._shard.on_host and self._shard.exchange is None
+
+    @property
+    def in_levels(self) -> bool:
+        """Whether the first stage takes several steps one after the other, which a thread can see to."""
+        return self._shard is None and self._levels is not None and self.powersgd is None
 
     def first(self, bucket: Bucket) -> Pending | None:
         """Start the first stage on complete full gradients; None where there is nothing to sum."""
@@ -83,19 +90,22 @@ class Reduction:
 
     def _sum(self, flat: Tensor, channel: Channel) -> Pending:
         sent = self._for_travel(flat)
-        if sent is flat and channel.exchange is not None:
+        levels = self._levels if channel is self._replicas[-1] else None
+        if sent is flat and levels is None and channel.exchange is not None:
             return channel.all_reduce(flat)
-        if sent is flat:
+        if sent is flat and levels is None:
             # Gloo's own, although a Channel's takes less time alone: behind a backward pass it needs no step in Python.
             # Overhead of a step of 10.8 M parameters on 2 ranks: 28 ms, against 51 ms.
             return Pending([dist.all_reduce(flat, group=channel.group, async_op=True)])
-        pending = channel.all_reduce(sent)
+        # In levels, it begins where it is waited for: ranks must take the steps of all buckets in the same order.
+        later = partial(levels.all_reduce, sent) if levels is not None else None
+        pending = channel.all_reduce(sent) if later is None else Pending([], second=later)
 
         def unpack() -> None:
             flat.copy_(sent)
             self._pool.give(sent)
 
-        return pending.then(unpack)
+        return pending if sent is flat else pending.then(unpack)
 
     def _for_travel(self, flat: Tensor) -> Tensor:
         if self._travel is None or flat.dtype != torch.float32:

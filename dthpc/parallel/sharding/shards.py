@@ -71,13 +71,13 @@ class Shards:
         self._pool = BufferPool()
         self._channel = mesh.channel("shard", self._pool) if shards > 1 else None
         self._shared = SharedStorage(mesh, shards, zero, offload)
-        self._units: Units | None = None
-        if zero == 3 and not self._shared.holds_values:
+        units: Units | None = None
+        if zero == 3:
             assert self._channel is not None
-            self._units = Units(chunks, self._channel, keep_last=mesh.size("pp") == 1)
-        groups = partition(
-            chunks, parts, options, mesh.layout.dp, self._units.unit_of if self._units is not None else None
-        )
+            units = Units(chunks, self._channel, keep_last=mesh.size("pp") == 1)
+        # Buckets are the same wherever values lie, so that a rank's part of the model follows from the layout alone.
+        groups = partition(chunks, parts, options, mesh.layout.dp, units.unit_of if units is not None else None)
+        self._units = units if not self._shared.holds_values else None
         index = mesh.index("shard")
         self.buckets = [
             Bucket(kind, members, shards, index, zero, offload, rooms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,8 @@ from dthpc.parallel.layout import Layout
 from dthpc.parallel.mesh import Mesh, make_mesh
 from dthpc.parallel.parts import whole_parts
 from dthpc.parallel.sharding import ShardOptions, Shards
+from dthpc.parallel.sharding.bucket import Kind
+from dthpc.parallel.sharding.shared import SharedStorage
 
 WORDS, WIDTH = 11, 6
 
@@ -48,8 +51,9 @@ class Net(nn.Module):
         return out
 
 
-def mesh_of(**degrees: int) -> Mesh:
-    return make_mesh(Layout(**degrees), "cpu")
+def mesh_of(shared: bool = False, **degrees: int) -> Mesh:
+    """A mesh, whose ranks share memory if `shared`."""
+    return make_mesh(Layout(**degrees), "cpu", shared_memory=shared)
 
 
 def tokens_of(step: int, share: int, micro: int, rows: int) -> Tensor:
@@ -530,3 +534,26 @@ def broad(rank: int, size: int, zero: int) -> list[tuple[int, int, Tensor]]:
         (int(piece.part.name[0]), piece.start, piece.tensor.grad.flatten().clone())  # type: ignore[union-attr]
         for piece in shards.pieces
     ]
+
+
+def late_reader(rank: int) -> bool:
+    """The first rank writes as soon as it may; whether the second, which reads late, and both at last read rightly."""
+    mesh = mesh_of(shared=True, shard=2)
+    storage = SharedStorage(mesh, 2, 1, None)
+    parameter = torch.nn.Parameter(torch.zeros(6))
+    kind = Kind(torch.float32, torch.device("cpu"), (0,), None, False, False, None)
+    (part,) = whole_parts([torch.nn.ParameterList([parameter])]).values()
+    (rooms,) = storage.allocate([(kind, [(parameter, part)])])
+    values = rooms.values
+    assert values is not None
+    right = True
+    for step in range(1, 4):
+        if rank == 1:
+            time.sleep(0.1)
+            right &= bool(values.eq(step - 1).all())
+        storage.end_reading()
+        storage.await_readers()
+        if rank == 0:
+            values.fill_(step)
+        storage.end_writing()
+    return right and bool(values.eq(3).all())
