@@ -1,13 +1,13 @@
 """How much of a link of known rate large all-reduces use: two nodes of a minicluster, a rank each, with limited links.
 
-Runs `job=collectives` by the real command. Algorithm bandwidth over the link's rate is printed for each backend (1 is out
-of reach: of a full Ethernet frame of 1514 bytes TCP carries 1448, 0.956), and beside it over that of the raw library:
-Gloo's process group called directly, mpi4py on NumPy buffers. Needs root, as `slurm/minicluster` does.
+Runs `job=collectives` by the real command. Algorithm bandwidth over the link's rate is printed for each backend (1 is
+out of reach: of a full Ethernet frame of 1514 bytes TCP carries 1448, 0.956), and beside it over that of the raw
+library: Gloo's process group called directly, mpi4py on NumPy buffers. Needs root, as `slurm/minicluster` does.
 
 The nodes' processes are on one machine in truth: UCX_TLS keeps MPICH from finding out and using its memory. The shaper
 lets bursts of a hundredth of a second pass, so that messages must take much longer than that to mean anything.
 
-    python benchmarks/limited_link.py [--rate 500mbit] [--sizes 16M 64M] [--seconds 3] [--gloo] [--json]
+    python benchmarks/limited_link.py [--rate 500mbit] [--sizes 16M 32M] [--seconds 3] [--gloo] [--json]
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rate", default="500mbit", help="of each node's link, in tc's notation")
-    parser.add_argument("--sizes", nargs="+", default=["16M", "64M"], help="of the tensors")
+    parser.add_argument("--sizes", nargs="+", default=["16M", "32M"], help="of the tensors")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each size and backend")
     parser.add_argument("--gloo", action="store_true", help="leave MPI out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -55,6 +55,10 @@ class RunDir:
         return self.path / "preflight.json"
 
     @property
+    def levels(self) -> Path:
+        return self.path / "levels.json"
+
+    @property
     def collectives(self) -> Path:
         return self.path / "collectives.json"
 

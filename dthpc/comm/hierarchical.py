@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dthpc.comm.addresses import host_identity
 from dthpc.comm.collectives import BufferPool, Channel, Pending
+from dthpc.comm.shared import share_memory
 
 
 class HierarchicalAllReduce:
@@ -87,13 +92,58 @@ def split_by_node(hosts: Sequence[str]) -> tuple[list[list[int]], list[list[int]
     return inside, [list(ranks) for ranks in zip(*inside, strict=True)]
 
 
+@dataclass(frozen=True)
+class Levels:
+    """What came of the wish to reduce in three steps; the same on all ranks of a group."""
+
+    reduction: HierarchicalAllReduce | None
+    """The way in three steps; None: there is none."""
+
+    nodes: int
+    """Nodes that the group is on."""
+
+    reason: str
+    """Why there is one, or none."""
+
+
+def make_levels(group: dist.ProcessGroup, *, timeout_s: float, memory: bool, host: str | None = None) -> Levels:
+    """Make the groups of the two levels; collective over the group.
+
+    Args:
+        group: the ranks, over a backend that can gather objects.
+        timeout_s: of the collectives of the new groups.
+        memory: whether ranks of a node may talk over memory.
+        host: what tells this rank's node from others; None: what the kernel says.
+    """
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    hosts: list[Any] = [None] * size
+    dist.all_gather_object(hosts, host or host_identity(), group)
+    nodes, split = len(set(hosts)), split_by_node(hosts)
+    if split is None:
+        why = "they are on one node" if nodes == 1 else "nodes have one rank each, or different numbers of them"
+        return Levels(None, nodes, why)
+    ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
+    made = []
+    for level in split:
+        members = [ranks[place] for place in next(places for places in level if rank in places)]
+        made.append(
+            dist.new_group(
+                members, timeout=timedelta(seconds=timeout_s), backend=backend, use_local_synchronization=True
+            )
+        )
+    inside, across = made
+    exchange = share_memory(inside, timeout_s).exchange if memory else None
+    reduction = HierarchicalAllReduce(Channel(inside, exchange=exchange), Channel(across))
+    return Levels(reduction, nodes, f"{size // nodes} ranks on each of {nodes} nodes")
+
+
 def compare(
     flat: Callable[[Tensor], Pending],
     hierarchical: Callable[[Tensor], Pending],
     group: dist.ProcessGroup,
     device: torch.device,
-    elements: Sequence[int] = (1 << 18, 1 << 22),
-    repeats: int = 3,
+    elements: Sequence[int] = (1 << 18, 1 << 20),
+    repeats: int = 2,
 ) -> list[tuple[int, float, float]]:
     """Time both ways on the ranks of a group, in turns; collective, and the same on all of them.
 

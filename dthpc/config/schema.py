@@ -318,6 +318,11 @@ class CommConfig:
     """Whether ranks that compute on the CPUs of one host talk over memory instead of the network: `auto` (where they
     can), `true` (or it is an error) or `false`."""
 
+    hierarchical: Any = False
+    """Whether replicas that share nodes sum gradients in three steps, in the node, across, and in the node: `true` (or
+    it is an error), `false`, or `auto`: where it measures quicker at a run's start. What `auto` finds is kept for the
+    run, but another run of the same command may find otherwise, and then differ in the last bits."""
+
     timeout_s: int = 600
     """Seconds after which a collective that does not end is an error, in every process group; after half of them the
     ranks that have not come are told."""

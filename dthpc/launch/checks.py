@@ -25,6 +25,7 @@ WORDS = {
     "run.on_change": ("refuse", "accept"),
     "optim.schedule.name": ("constant", "cosine", "linear", "wsd"),
     "comm.shared_memory": ("auto", True, False),
+    "comm.hierarchical": ("auto", True, False),
     "cluster.kind": ("local", "slurm", "allocation"),
     "cluster.requeue": ("auto", "requeue", "resubmit", "never"),
     "cluster.container.runtime": (None, "apptainer", "pyxis"),

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dthpc.comm.collectives import BufferPool, Channel
+from dthpc.comm.hierarchical import HierarchicalAllReduce
 from dthpc.comm.shared import Exchange, Meeting, share_memory
 from dthpc.errors import UserError
 
@@ -44,6 +45,9 @@ class Mesh:
 
     memory: Mapping[str, Meeting] = field(default_factory=dict)
     """For each axis, whether its ranks share memory, and why or why not."""
+
+    levels: HierarchicalAllReduce | None = None
+    """All-reduce of the replicas in three steps, where they take it."""
 
     def size(self, axis: str) -> int:
         """Degree of an axis: `pp`, `replicate`, `shard`, `cp` or `tp`."""

@@ -81,9 +81,8 @@ class _Axes:
             parts.append(_text(x, _HEIGHT + 14, _short(2**power), anchor="middle"))
         if self.link is not None:
             y = self.y(self.link)
-            parts.append(
-                f'<path d="M0 {y:.1f}H{_WIDTH}" stroke="#000" stroke-dasharray="5 3"><title>the link, {rate(self.link)}</title></path>'
-            )
+            dashed = 'stroke="#000" stroke-dasharray="5 3"'
+            parts.append(f'<path d="M0 {y:.1f}H{_WIDTH}" {dashed}><title>the link, {rate(self.link)}</title></path>')
         return parts
 
 
