@@ -10,6 +10,7 @@ counts, of the rank that takes longest.
 
 A "bare exchange" runs beside them: the schedule's sleeps and messages in a plain loop over sockets, without tensors or
 a graph. It is as near to theory as this machine comes: the rest is sleeps that end late, and waking whoever waits.
+`benchmarks/pipeline_trace.py` takes the time beyond theory apart.
 
 `--realtime` (as root) runs the ranks before all other programs, on a machine that others keep busy.
 
@@ -277,12 +278,17 @@ def measure_memory(rank: int, ranks: int, micro_batches: int) -> list[dict[str, 
     return found
 
 
-def work(rank: int, ranks: int, folder: str, options: argparse.Namespace, answers: Any) -> None:
-    """One rank."""
+def prepare() -> None:
+    """Settings of every rank's process."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     # The kernel may end a sleep 50 µs late to save wake-ups, which is no fault of a runtime.
     ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)
+
+
+def work(rank: int, ranks: int, folder: str, options: argparse.Namespace, answers: Any) -> None:
+    """One rank."""
+    prepare()
     if options.realtime:
         os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(10))
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", ranks), rank=rank, world_size=ranks)
