@@ -51,7 +51,9 @@ MIXED = StateBytes(2, 2, 12)
 """Of an element in 16 bits with an fp32 master, with the same optimizer."""
 
 
-def model_state_bytes(elements: int, each: StateBytes, zero: int = 0, shard: int = 1) -> StateBytes:
+def model_state_bytes(
+    elements: int, each: StateBytes, zero: int = 0, shard: int = 1, in_common: bool = False
+) -> StateBytes:
     """Bytes on a rank.
 
     Args:
@@ -59,22 +61,29 @@ def model_state_bytes(elements: int, each: StateBytes, zero: int = 0, shard: int
         each: bytes of one element.
         zero: ZeRO stage. 1 shards optimizer state, 2 gradients too, 3 parameters too.
         shard: ranks over which is sharded.
+        in_common: whether those ranks are on one host and hold one copy of the parameters among them.
     """
     return StateBytes(
-        parameters=elements * each.parameters / (shard if zero >= 3 else 1),
+        parameters=elements * each.parameters / (shard if zero >= 3 or in_common else 1),
         gradients=elements * each.gradients / (shard if zero >= 2 else 1),
         optimizer=elements * each.optimizer / (shard if zero >= 1 else 1),
     )
 
 
 def expected(
-    parts: Iterable[Part], *, zero: int = 0, shard: int = 1, matrix: StateBytes = FP32, vector: StateBytes = FP32
+    parts: Iterable[Part],
+    *,
+    zero: int = 0,
+    shard: int = 1,
+    matrix: StateBytes = FP32,
+    vector: StateBytes = FP32,
+    in_common: bool = False,
 ) -> StateBytes:
     """Bytes on a rank that holds these parts; matrices (two or more dimensions) and vectors may differ in format."""
     total = StateBytes(0, 0, 0)
     for part in parts:
         each = matrix if len(part.shape) >= 2 else vector
-        total += model_state_bytes(math.prod(part.local_shape), each, zero, shard)
+        total += model_state_bytes(math.prod(part.local_shape), each, zero, shard, in_common)
     return total
 
 

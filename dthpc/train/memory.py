@@ -29,6 +29,7 @@ def memory_record(model: ParallelModel, optimizer: torch.optim.Optimizer, step: 
         shard=model.layout.shard,
         matrix=StateBytes(2, 2, 4 + moments) if bits16 else StateBytes(4, 4, moments),
         vector=StateBytes(4, 4, moments),
+        in_common=model.shards.holds_in_common,
     )
     return MemoryRecord(step, measure(model.shards, optimizer), formula)
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-from dthpc.config.schema import OptimConfig, ParallelConfig, PrecisionConfig
+from dthpc.config.schema import CommConfig, OptimConfig, ParallelConfig, PrecisionConfig, ResilienceConfig
 from dthpc.context import RankContext
 from dthpc.jobs.train import run
 from dthpc.monitor.events import EventLog
@@ -185,9 +185,10 @@ def make_config(**changes: Any) -> Any:
         if (group == "model" and "_target_" in entries) or group == "callbacks":
             values[group] = entries
         else:
-            values[group].update(entries)
-    for group, schema in (("parallel", ParallelConfig), ("precision", PrecisionConfig), ("optim", OptimConfig)):
-        values[group] = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(schema), values[group]))
+            values.setdefault(group, {}).update(entries)
+    schemas = {"parallel": ParallelConfig, "precision": PrecisionConfig, "optim": OptimConfig}
+    for group, schema in {**schemas, "comm": CommConfig, "resilience": ResilienceConfig}.items():
+        values[group] = OmegaConf.to_container(OmegaConf.merge(OmegaConf.structured(schema), values.get(group, {})))
     return OmegaConf.create(values)
 
 

@@ -98,6 +98,11 @@ class Shards:
         """Names of this rank's parameters that got no gradient on any data-parallel rank in the first step."""
         return self._unused.names
 
+    @property
+    def holds_in_common(self) -> bool:
+        """Whether ranks of a host hold one copy of the parameters among them, each its share, whatever the stage."""
+        return self._shared.holds_values
+
     def begin_step(self) -> None:
         """Start a step: no gradients."""
         self._gradients.begin()
