@@ -27,22 +27,22 @@ def found(run: RunDir) -> dict[str, Any]:
     return stored
 
 
-def test_a_local_run_leaves_table_json_and_pictures(tmp_path: Path) -> None:
+def test_a_local_run_measures_four_libraries_and_leaves_table_json_and_pictures(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "here")
-    words = ["job.sizes=8-64K*32", "job.iterations=3", "job.pair_size=64K", "cluster.tasks_per_node=2"]
+    words = ["job.sizes=8-64K*32", "job.iterations=3", "job.pair_size=64K", "comm.backend=mpi"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command(run, *words), cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     told = found(run)
-    assert {line["backend"] for line in told["lines"]} == {"gloo", "raw_gloo"}
+    assert {line["backend"] for line in told["lines"]} == {"gloo", "mpi", "raw_gloo", "raw_mpi"}
     assert len({line["operation"] for line in told["lines"]}) == 12
     assert {line["wrong"] for line in told["lines"]} == {0}
     assert {line["size"] for line in told["lines"] if line["operation"] == "all_reduce"} == {8, 256, 8192, 65536}
     assert {fit["operation"] for fit in told["fits"]} >= {"all_reduce", "ping_pong"}
     assert [len(matrix["labels"]) for matrix in told["pairs"]] == [2]
-    assert any("no MPI launcher" in note for note in told["notes"])
+    assert any("ranks compute on CPUs" in note for note in told["notes"])
     for part in ("best busbw", "all_to_all", "bisection", "result", "finished", "collectives.json"):
         assert part in done.stdout
     assert "algbw" in (run.path / "collectives.txt").read_text()

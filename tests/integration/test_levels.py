@@ -14,7 +14,7 @@ from tests.integration.trial import Trial, write_text
 
 @pytest.mark.slurm
 @pytest.mark.parametrize("wanted", ["auto", "true"])
-def test_two_nodes_of_two_ranks_train_alike_in_one_step_and_in_levels(
+def test_two_nodes_of_two_ranks_sum_in_levels_or_in_one_step_and_train_alike(
     minicluster: Any, tmp_path: Path, wanted: str
 ) -> None:
     write_text(tmp_path / "text")
@@ -30,6 +30,7 @@ def test_two_nodes_of_two_ranks_train_alike_in_one_step_and_in_levels(
         kept = read_json(levels.run.levels)["4 replicas on 2 nodes"]  # type: ignore[index]
         assert kept["used"] is told["used"]
         assert len(kept["times"]) == 2
+        return
     plain = Trial(tmp_path, "plain", "cluster.tasks_per_node=4").submit()
     plain.end(0)
     losses = levels.losses()

@@ -124,9 +124,11 @@ def _driver(name: str, partition: Partition, context: RankContext, timeout: time
 def _group(name: str, members: Sequence[int], default: str, timeout: timedelta) -> tuple[Any, bool]:
     """The group of some ranks over a backend: the one of all ranks that is there already, or a new one."""
     backend = _name_of_mpi() if name == "mpi" else name
-    if len(members) == dist.get_world_size() and default == backend:
+    if len(members) == dist.get_world_size() and default.removeprefix("cpu:") == backend:
         return dist.group.WORLD, False
     made = dist.new_group(list(members), backend=backend, timeout=timeout, use_local_synchronization=True)
+    # MPI connects ranks only while they are inside of it: none may go on to another library before all are here.
+    dist.barrier(made)
     return made, True
 
 

@@ -34,6 +34,7 @@ class RawMpiDriver(MessageDriver):
 
         self._mpi = MPI
         self._comm = MPI.COMM_WORLD.Split(ranks[0], ranks.index(rank))
+        self._comm.Barrier()  # connections are made while ranks are inside of MPI
 
     def forms(self, operation: str) -> tuple[bool, ...]:
         if operation == "broadcast":
