@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from dthpc.monitor.progress import fold
-from dthpc.monitor.summary import run_word, summary_lines
+from dthpc.monitor.summary import report_tables, run_word, summary_lines
+from dthpc.monitor.table import Column
 from dthpc.rundir import RunDir
 
 EVENTS: list[dict[str, Any]] = [
@@ -70,3 +71,19 @@ def test_a_run_is_named_by_what_status_understands(tmp_path: Path, monkeypatch: 
     assert run_word(RunDir(tmp_path / "runs/demo")) == "demo"
     assert run_word(RunDir(tmp_path / "other/de mo")) == "'other/de mo'"
     assert run_word(RunDir(Path("/elsewhere/demo"))) == "/elsewhere/demo"
+
+
+def test_a_job_that_does_not_train_tells_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDir(tmp_path / "runs/links")
+    table = {"title": "pairs", "columns": [["from", False], ["n1", True]], "rows": [["n0", "1.00 GB/s"]]}
+    found = fold([{"kind": "report", "tables": [table], "rows": [["result", "slow"], ["", "n1 is slow"]]}])
+    assert summary_lines(run, found, None, attempts=2) == [
+        "finished  links, 2 attempts",
+        "result    slow",
+        "          n1 is slow",
+        "folder    runs/links",
+    ]
+    assert found.report is not None
+    assert report_tables(found.report) == [("pairs", [Column("from"), Column("n1", right=True)], [["n0", "1.00 GB/s"]])]
+    assert fold([{"kind": "report", "tables": []}, {"kind": "attempt_start"}]).report is None
