@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
+from dthpc.comm.shared import handshake
 from dthpc.parallel.layout import AXES, Layout
 from dthpc.parallel.mesh import make_mesh
 
@@ -79,3 +81,18 @@ def whole_world(rank: int, layout: Layout) -> bool:
 def wrong_size(rank: int, layout: Layout) -> None:
     """A mesh for another number of ranks."""
     make_mesh(layout, "cpu")
+
+
+def memory(rank: int, layout: Layout, asked: bool | str, device: str, elsewhere: int) -> dict[str, tuple[bool, str]]:
+    """For each axis, whether its ranks share memory, and why; the last `elsewhere` ranks pretend to be elsewhere."""
+    away = rank >= layout.world_size - elsewhere
+    with patch.object(handshake, "_host", lambda: ("there" if away else "here", "", 0)):
+        mesh = make_mesh(layout, device, shared_memory=asked)
+    sums = {axis: channel for axis in mesh.memory if (channel := mesh.channel(axis)) is not None}
+    for axis, channel in sums.items():
+        assert (channel.exchange is None) == (mesh.memory[axis].exchange is None)
+        if device == "cpu":
+            flat = torch.ones(5)
+            channel.all_reduce(flat).wait()
+            assert flat.eq(mesh.size(axis)).all()
+    return {axis: (met.exchange is not None, met.reason) for axis, met in mesh.memory.items()}

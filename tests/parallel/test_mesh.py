@@ -81,3 +81,28 @@ def test_a_single_process_needs_no_group() -> None:
 def test_a_layout_of_another_number_of_ranks_is_an_error() -> None:
     with pytest.raises(RankFailed, match="a layout of 4 ranks"):
         pool().run(2, tasks.wrong_size, Layout(shard=4, zero=1))
+
+
+def test_ranks_of_an_axis_share_memory_where_they_share_a_host() -> None:
+    layout = Layout(pp=2, replicate=2, shard=2, zero=1)
+    found = pool().run(8, tasks.memory, layout, "auto", "cpu", 0)
+    assert found == [dict.fromkeys(("replicate", "shard"), (True, "2 ranks of one host share memory"))] * 8
+    assert pool().run(2, tasks.memory, Layout(shard=2, zero=1), False, "cpu", 0) == [{}, {}]
+    (first, *_, last) = pool().run(4, tasks.memory, Layout(replicate=2, shard=2, zero=1), "auto", "cpu", 2)
+    assert first == last
+    assert first["shard"][0]
+    assert first["replicate"] == (False, "ranks run on 2 hosts")
+
+
+def test_tensors_of_a_gpu_do_not_go_over_the_hosts_memory() -> None:
+    assert (
+        pool().run(2, tasks.memory, Layout(tp=2), "auto", "cuda", 0) == [{"tp": (False, "tensors are on the cuda")}] * 2
+    )
+
+
+def test_memory_that_must_be_shared_and_cannot_is_an_error_on_all_ranks() -> None:
+    with pytest.raises(RankFailed) as failure:
+        pool().run(2, tasks.memory, Layout(tp=2), True, "cpu", 1)
+    for error in failure.value.errors:
+        why = "the ranks along tp cannot share memory: ranks run on 2 hosts"
+        assert str(error).startswith(f"UserError: comm.shared_memory=true: {why}. Instead: ")
