@@ -22,7 +22,7 @@ class Candidate:
 
     interface: Interface
     addresses: tuple[IfAddress, ...]
-    """Those that others may reach; never empty."""
+    """Those that others may reach; empty where the text hides or omits them."""
 
     quality: int
     """Class of the interface."""
@@ -30,8 +30,13 @@ class Candidate:
     routed: int = 0
     """Evidence of the routing table for it."""
 
+    @property
+    def private(self) -> bool:
+        """Whether it holds a private address: what faces the internet is seldom made to carry ranks."""
+        return not self.addresses or any(address.ip.is_private for address in self.addresses)
+
     def __str__(self) -> str:
-        return f"{self.interface.name} {self.addresses[0]}"
+        return f"{self.interface.name} {self.addresses[0] if self.addresses else '(address not told)'}"
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,10 @@ class Option:
     @property
     def speed(self) -> float:
         return min(candidate.interface.speed_gbps or 0.0 for candidate, _ in self.taken.values())
+
+    @property
+    def private(self) -> bool:
+        return all(address.ip.is_private for _, address in self.taken.values())
 
     @property
     def routed(self) -> int:
@@ -81,7 +90,8 @@ def agree(candidates: Mapping[str, Sequence[Candidate]]) -> Agreement:
     """
     with_some = {name: each for name, each in candidates.items() if each}
     alone = {name: max(each, key=_alone) for name, each in with_some.items()}
-    if len(with_some) < len(candidates) or len(candidates) == 1:
+    told = all(any(candidate.addresses for candidate in each) for each in candidates.values())
+    if not told or len(candidates) == 1:
         rails = {name: _siblings(best, with_some[name]) for name, best in alone.items()}
         first = {name: each[0] for name, each in rails.items()}
         return Agreement("the best interface that the node has", first if len(candidates) == 1 else {}, rails, first)
@@ -106,7 +116,7 @@ def agree(candidates: Mapping[str, Sequence[Candidate]]) -> Agreement:
 def _order(option: Option) -> tuple[float, ...]:
     names = _names(option)
     bits = option.bits if option.certainty == _LIKELY else 0
-    return option.certainty, option.quality, bits, option.routed, option.speed, -names
+    return option.certainty, option.quality, bits, option.private, option.routed, option.speed, -names
 
 
 def _names(option: Option) -> int:
@@ -114,7 +124,8 @@ def _names(option: Option) -> int:
 
 
 def _alone(candidate: Candidate) -> tuple[float, ...]:
-    return candidate.routed == 2, candidate.quality, candidate.routed, candidate.interface.speed_gbps or 0.0
+    speed = candidate.interface.speed_gbps or 0.0
+    return candidate.routed == 2, candidate.quality, candidate.private, candidate.routed, speed
 
 
 def _options(candidates: Mapping[str, Sequence[Candidate]]) -> Iterator[Option]:

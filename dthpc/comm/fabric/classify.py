@@ -7,8 +7,8 @@ import re
 from dthpc.comm.fabric.model import Interface, NodeNetwork
 
 _CONTAINERS = re.compile(
-    r"docker|br-[0-9a-f]{5,12}$|veth|cni\d|cni-|cbr\d|cali[0-9a-f]|cilium|lxc|lxd|incusbr|podman|nerdctl|kube|nodelocaldns|"
-    r"flannel|weave|vxlan|geneve?|genev_|ovs-|ovn|antrea|azv[0-9a-f]|eni[0-9a-f]{8,}$|crio|virbr|vnet\d|vmnet|vboxnet|"
+    r"docker|br-[0-9a-f]{5,12}$|veth(?!\d{1,2}$)|cni\d|cni-|cbr\d|cali[0-9a-f]|cilium|lxc|lxd|incusbr|podman|nerdctl|kube|nodelocaldns|"
+    r"flannel|weave|vxlan|geneve?|genev_|ovs-|ovn|antrea|azv[0-9a-f]|eni[0-9a-f]{8,}$|gke[0-9a-f]{8,}|crio|virbr|vnet\d|vmnet|vboxnet|"
     r"fw(?:br|pr|ln)\d|tap\d|tap-|isula"
 )
 _TUNNELS = re.compile(
@@ -58,7 +58,7 @@ def why_not(interface: Interface, node: NodeNetwork) -> str | None:
         or _port(interface, node)
         or _bridge(interface, node)
         or _down(interface)
-        or _no_address(interface)
+        or _no_address(interface, node)
     )
 
 
@@ -84,7 +84,7 @@ def is_high_speed(interface: Interface) -> bool:
     """Whether it is of Slingshot, InfiniBand or Omni-Path."""
     if interface.link == "infiniband" or interface.kind == "ipoib":
         return True
-    return bool(re.match(r"(?:hsn\d|ib\d|ib[psof]\d|ibP\d|ipoib|opa?\d|bond-?ib|ibbond)", interface.name))
+    return bool(re.match(r"(?:hsn\d|ib\d|ib[psof]\d|ibP\d|ipoib|opa?\d|bond[-_]?ib|ib[-_]?bond)", interface.name))
 
 
 def is_set_aside(name: str) -> str | None:
@@ -94,6 +94,13 @@ def is_set_aside(name: str) -> str | None:
     return "of the storage network" if _STORAGE.match(name) else None
 
 
+def is_untold(interface: Interface, node: NodeNetwork) -> bool:
+    """Whether a text that gives no addresses at all (`ip link`, `ifconfig -s`) tells only that the interface is up."""
+    if node.live or interface.up is False or interface.addresses or interface.hidden:
+        return False
+    return not any(each.addresses or each.hidden for each in node.interfaces.values())
+
+
 def stem(name: str) -> str:
     """The name without its number: `hsn` of `hsn0`."""
     return re.sub(r"\d+$", "", name)
@@ -101,7 +108,7 @@ def stem(name: str) -> str:
 
 def _loopback(interface: Interface) -> str | None:
     loopback = interface.link == "loopback" or "LOOPBACK" in (interface.flags or ())
-    return "loopback" if loopback or re.fullmatch(r"lo\d*", interface.name) else None
+    return "loopback" if loopback or re.fullmatch(r"lo(?:opback)?\d*", interface.name) else None
 
 
 def _by_name(interface: Interface) -> str | None:
@@ -168,8 +175,8 @@ def _down(interface: Interface) -> str | None:
     return "down: it has no carrier" if "UP" in flags else "down"
 
 
-def _no_address(interface: Interface) -> str | None:
-    if interface.routable:
+def _no_address(interface: Interface, node: NodeNetwork) -> str | None:
+    if interface.routable or interface.hidden or is_untold(interface, node):
         return None
     if any(address.ip.is_link_local for address in interface.ipv4):
         return "it has a link-local address alone (169.254.0.0/16: a management controller or an internal USB card)"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dthpc.comm.fabric.agree import Agreement, Candidate, agree
-from dthpc.comm.fabric.classify import class_of, why_not
+from dthpc.comm.fabric.classify import class_of, is_untold, why_not
 from dthpc.comm.fabric.devices import DeviceChoice, choose_devices, same_fabric
 from dthpc.comm.fabric.model import NodeNetwork
 from dthpc.comm.fabric.settings import ONE_NAME, PREFIXES, Problem, check_settings
@@ -136,7 +136,7 @@ def _rejected(node: NodeNetwork) -> dict[str, str]:
 def _candidates(node: NodeNetwork, rejected: Mapping[str, str], wish: FabricWish) -> list[Candidate]:
     defaults = [route.interface for route in node.routes if route.destination.prefixlen == 0]
     asked = [r.interface for r in node.routes if r.destination.prefixlen == r.destination.max_prefixlen]
-    return [
+    found = [
         Candidate(
             interface,
             interface.routable,
@@ -147,6 +147,11 @@ def _candidates(node: NodeNetwork, rejected: Mapping[str, str], wish: FabricWish
         for name, interface in node.interfaces.items()
         if name not in rejected and wish.interface in (None, name)
     ]
+    # Where no address is told at all, only one that is alone in its class is no guess.
+    best = max((each.quality for each in found), default=0)
+    if sum(each.quality == best for each in found) > 1 and all(is_untold(each.interface, node) for each in found):
+        return []
+    return found
 
 
 def _choice(
@@ -161,7 +166,11 @@ def _choice(
     rails = tuple(rail.interface.name for rail in agreement.rails.get(name, [taken]))
     passed_over = {each: "another serves better" for each in node.interfaces if each not in every}
     unused = {each: why for each, why in {**passed_over, **every}.items() if each not in (interface, *rails)}
-    return NodeChoice(interface, agreement.reason, rails, str(taken.addresses[0].ip), tuple(devices.names()), unused)
+    return NodeChoice(interface, agreement.reason, rails, _first(taken), tuple(devices.names()), unused)
+
+
+def _first(taken: Candidate) -> str | None:
+    return str(taken.addresses[0].ip) if taken.addresses else None
 
 
 def _why_none(node: NodeNetwork) -> tuple[str, str | None]:
@@ -172,6 +181,9 @@ def _why_none(node: NodeNetwork) -> tuple[str, str | None]:
     if any(re.match(r"nmn\d", name) for name in node.interfaces):
         why = "it tells only of the management network (nmn) of an HPE Cray system"
         return why, "hsn0 (NCCL: the prefix hsn), as high-speed interfaces are called there, if `ip addr` shows it"
+    if several := [name for name, each in node.interfaces.items() if is_untold(each, node) and not why_not(each, node)]:
+        why = f"addresses are not told, and {', '.join(several)} may all have one"
+        return why, f"the one of {', '.join(several)} for which `ip addr` shows an address that all nodes can reach"
     if not node.interfaces:
         return "no interfaces are listed", "what `ip -4 route get ADDRESS_OF_RANK_0` prints after `dev`"
     cut = "" if node.complete else " that is cut or partial"
@@ -229,7 +241,7 @@ def _disagreement(
         for name, choice in choices.items()
         if choice.interface is None and not candidates[name] and not _told_by_user(choice)
     ]
-    if agreement.taken or len(nodes) < 2 or not all(candidates.values()):
+    if agreement.taken or agreement.single or len(nodes) < 2 or not all(candidates.values()):
         return problems
     shown = [f"{name}: {', '.join(map(str, each)) or 'none'}" for name, each in list(candidates.items())[:16]]
     more = f"; and {len(nodes) - 16} more" if len(nodes) > 16 else ""

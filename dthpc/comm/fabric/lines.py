@@ -13,6 +13,11 @@ NAME = r"[A-Za-z_][\w.+-]{0,31}"
 """An interface's name as Linux allows it, less what no driver or tool makes."""
 
 _DECORATION = re.compile(r"^[ \t]*(?:(?://+|#+|\*+|>+|;+|`+|\|)[ \t]*)*")
+_HIDDEN = re.compile(
+    r"(?:[\w*#?]{1,4}|<\w+>)(?:\.(?:[\w*#?]{1,4}|<\w+>)){3}|<[\w -]*(?:ip|addr)[\w -]*>|"
+    r"[\[<]?(?:redacted|masked)[\]>]?",
+    re.I,
+)
 _ELLIPSIS = re.compile(r"^\W*(?:\.{3,}|…|\[\.\.\.\]|\(?(?:snip|cut|truncated|omitted)\b.*)\W*$", re.I)
 _VARIABLE = r"(?:NCCL|RCCL|GLOO|TP|UCX|FI|MPICH|OMPI_MCA|PRTE_MCA|MPIR_CVAR|OFI_NCCL|MASTER)_[A-Z0-9_a-z]+"
 _SETTING = re.compile(
@@ -43,6 +48,12 @@ def address(text: str, prefix: int | str | None = None, label: str | None = None
         return IfAddress(ip, None if length in (None, "") else _length(ip, str(length)), label)
     except ValueError:
         return None
+
+
+def is_hidden(text: str) -> bool:
+    """Whether a word stands for an address that was blotted out before it was shown: `10.x.x.12`, `*.*.*.*`."""
+    host = text.partition("/")[0]
+    return bool(_HIDDEN.fullmatch(host)) and not re.fullmatch(r"[\d.]+", host)
 
 
 def _length(ip: IPAddress, text: str) -> int:

@@ -79,6 +79,9 @@ class Interface:
     driver: str | None = None
     """Kernel module of its device (`mlx5_core`, `cdc_ether`), where it was asked."""
 
+    hidden: bool = False
+    """Whether it has an address that the text's author blotted out (`10.x.x.12`)."""
+
     @property
     def up(self) -> bool | None:
         """Whether it is switched on and has a carrier; unknown where nothing of that is told."""
@@ -241,6 +244,7 @@ def _joined(a: Interface, b: Interface) -> Interface:
     return replace(
         a,
         flags=a.flags if a.flags is not None else b.flags,
+        hidden=a.hidden or b.hidden,
         addresses=(*a.addresses, *(address for address in b.addresses if address.ip not in known)),
         altnames=tuple(dict.fromkeys((*a.altnames, *b.altnames))),
         **told,
@@ -251,6 +255,8 @@ def _interface_json(interface: Interface) -> dict[str, Any]:
     made: dict[str, Any] = {name: getattr(interface, name) for name in _TEXTS if getattr(interface, name) is not None}
     if interface.flags is not None:
         made["flags"] = list(interface.flags)
+    if interface.hidden:
+        made["hidden"] = True
     if interface.altnames:
         made["altnames"] = list(interface.altnames)
     made["addresses"] = [[str(a.ip), a.prefix, a.label] for a in interface.addresses]
@@ -264,6 +270,7 @@ def _interface_of(name: str, value: Mapping[str, Any]) -> Interface:
         flags=None if flags is None else tuple(flags),
         addresses=tuple(IfAddress(ipaddress.ip_address(ip), prefix, label) for ip, prefix, label in value["addresses"]),
         altnames=tuple(value.get("altnames", ())),
+        hidden=value.get("hidden", False),
         **{text: value.get(text) for text in _TEXTS},
     )
 

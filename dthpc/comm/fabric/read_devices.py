@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+from dthpc.comm.fabric.classify import is_high_speed
 from dthpc.comm.fabric.model import FabricDevice, Interface, NodeNetwork
 from dthpc.placement.read import infiniband
 from dthpc.placement.read.pci import named_kind
@@ -13,13 +15,18 @@ from dthpc.placement.topology import Nic, Port, Topology
 
 _VERBS = {infiniband.KIND_IBSTAT, infiniband.KIND_IBSTATUS, infiniband.KIND_DEVINFO, infiniband.KIND_NETDEV}
 _CXI = re.compile(r"^[ \t]*Device:[ \t]*(cxi\d+)", re.M)
+_RDMA_LINK = re.compile(
+    r"^[ \t]*(?:\d+/\d+:[ \t]*|link[ \t]+)([A-Za-z][\w.-]*)/(\d+)[: \t][^\n]*?\bstate[ \t]+(\w+)"
+    r"(?:[^\n]*?\bphysical_state[ \t]+(\w+))?(?:[^\n]*?\bnetdev[ \t]+(\S+))?",
+    re.M,
+)
 _PROVIDER = re.compile(r"^[ \t]*provider:[ \t]*([\w;]+)", re.M)
 _KIND_OF_PROVIDER = {"efa": "efa", "cxi": "slingshot", "opx": "omnipath", "psm2": "omnipath", "psm3": "roce"}
 
 
 def looks_like_devices(text: str) -> bool:
     """Whether a text holds the output of one of these tools."""
-    return bool(_VERBS & set(kinds_of(text)) or _CXI.search(text) or _PROVIDER.search(text))
+    return bool(_VERBS & set(kinds_of(text)) or _CXI.search(text) or _PROVIDER.search(text) or _RDMA_LINK.search(text))
 
 
 def read_devices(text: str, name: str) -> NodeNetwork:
@@ -31,7 +38,7 @@ def read_devices(text: str, name: str) -> NodeNetwork:
     text = clean(text)
     if _VERBS & set(kinds_of(text)):
         return of_topology(read_text(text, name), name)
-    nics = _cxi(text) if _CXI.search(text) else _providers(text)
+    nics = _cxi(text) if _CXI.search(text) else _rdma_links(text) if _RDMA_LINK.search(text) else _providers(text)
     return of_topology(Topology(nics=tuple(nics)), name)
 
 
@@ -59,6 +66,22 @@ def _cxi(text: str) -> list[Nic]:
         port = Port(1, state[1].lower() if state else None, rate_gbps=float(speed[1]) if speed else None)
         nics.append(Nic(name, kind="slingshot", interfaces=(network[1],) if network else None, ports=(port,)))
     return nics
+
+
+def _rdma_links(text: str) -> list[Nic]:
+    """The lines of `rdma link`, whose kind shows in the device's name, or in that of its interface."""
+    nics: dict[str, Nic] = {}
+    for name, number, state, physical, netdev in _RDMA_LINK.findall(text):
+        high = not netdev or is_high_speed(Interface(netdev))
+        port = Port(int(number), state.lower(), physical.lower().replace("_", "") or None)
+        software = "software" if re.match(r"(?:rxe|siw)_?\w*$", name) else None
+        kind = software or named_kind([name]) or ("infiniband" if high else "roce")
+        known = nics.get(name, Nic(name, kind=kind, rdma=True, ports=()))
+        interfaces = (*(known.interfaces or ()), *([netdev] if netdev else []))
+        up = (*(known.interfaces_up or ()), *([netdev] if netdev and port.up else []))
+        ports = (*(known.ports or ()), port)
+        nics[name] = replace(known, ports=ports, interfaces=interfaces or None, interfaces_up=up)
+    return list(nics.values())
 
 
 def _providers(text: str) -> list[Nic]:

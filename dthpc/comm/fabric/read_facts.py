@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dthpc.comm.fabric.lines import address, settings_of
+from dthpc.comm.fabric.lines import address, is_hidden, settings_of
 from dthpc.comm.fabric.model import IfAddress, Interface, NodeNetwork
 from dthpc.comm.fabric.read_ip import of_json_list
 
@@ -25,6 +25,11 @@ _ADDRESS_KEYS = (
     "ipv6_link",
     "ipv6_global",
 )
+_KNOWN = re.compile(
+    r"lo|(?:eth|en[opsxP]|em|p\d+p|ib|hsn|nmn|bond|team|docker|br|virbr|veth|wl|tun|wg|flannel|cali|cni|vlan)[\w.-]*\d[\w.-]*"
+)
+"""Names that are interfaces' where they stand alone in a list."""
+
 _NAME_OF = ("name", "ifname", "interface", "device", "dev")
 
 
@@ -38,6 +43,8 @@ def read_facts(value: Any, name: str) -> list[NodeNetwork]:
     if isinstance(value, list):
         if any(isinstance(entry, Mapping) and ("ifname" in entry or "dst" in entry) for entry in value):
             return [of_json_list(value, name)]
+        if value and all(isinstance(entry, str) and _KNOWN.fullmatch(entry) for entry in value):
+            return [NodeNetwork(name, {entry: Interface(entry) for entry in value})]
         named = {_name_in(entry): entry for entry in value if isinstance(entry, Mapping) and _name_in(entry)}
         return read_facts(named, name) if named else [_situation(value, name)]
     if not isinstance(value, Mapping):
@@ -45,7 +52,7 @@ def read_facts(value: Any, name: str) -> list[NodeNetwork]:
     if "interfaces" in value and isinstance(value["interfaces"], (Mapping, list)):
         host = value.get("hostname") or value.get("host") or value.get("node") or name
         return read_facts(value["interfaces"], str(host))
-    interfaces = {key: each for key, each in value.items() if _is_interface(each)}
+    interfaces = {key: each for key, each in value.items() if _is_interface(str(key), each)}
     if interfaces:
         return [NodeNetwork(name, {str(key): _interface(str(key), each) for key, each in interfaces.items()})]
     if "nodes" in value and isinstance(value["nodes"], Mapping):
@@ -61,15 +68,23 @@ def _of_node(key: str, value: Any) -> list[NodeNetwork]:
     return found if any(node.interfaces for node in found) else []
 
 
-def _is_interface(value: Any) -> bool:
-    return isinstance(value, Mapping) and bool(_SIGNS & set(value))
+def _is_interface(key: str, value: Any) -> bool:
+    if isinstance(value, Mapping) and bool(_SIGNS & set(value)):
+        return True
+    words = value if isinstance(value, list) else [value]
+    plain = isinstance(value, Mapping) or all(isinstance(word, str) for word in words)
+    return plain and bool(_KNOWN.fullmatch(key))
 
 
 def _name_in(entry: Mapping[str, Any]) -> str | None:
     return next((str(entry[key]) for key in _NAME_OF if isinstance(entry.get(key), str)), None)
 
 
-def _interface(name: str, value: Mapping[str, Any]) -> Interface:
+def _interface(name: str, value: Any) -> Interface:
+    if not isinstance(value, Mapping):
+        words = " ".join(value if isinstance(value, list) else [value])
+        state = re.search(r"\b(down|up|no[- ]carrier)\b", words, re.I)
+        value = {"addresses": words.split(), "state": state and ("UP" if state[1].lower() == "up" else "DOWN")}
     flags = value.get("flags")
     if isinstance(flags, str):
         flags = re.findall(r"[A-Z][A-Z_-]+", flags)
@@ -77,13 +92,14 @@ def _interface(name: str, value: Mapping[str, Any]) -> Interface:
         name,
         flags=None if flags is None else tuple(map(str, flags)),
         link=value.get("link_type") or value.get("link"),
-        state=value.get("state") or value.get("operstate"),
+        state=str(value.get("state") or value.get("operstate") or "").upper() or None,
         master=value.get("master"),
         parent=value.get("parent"),
         kind=value.get("kind"),
         mtu=value.get("mtu"),
         speed_gbps=value.get("speed_gbps"),
         addresses=tuple(found for key in _ADDRESS_KEYS for found in _addresses(value.get(key), name)),
+        hidden=any(is_hidden(word) for key in _ADDRESS_KEYS for word in str(value.get(key, "")).split()),
     )
 
 
@@ -92,7 +108,7 @@ def _addresses(value: Any, interface: str) -> Iterator[IfAddress]:
         if not isinstance(text, str):
             continue
         label = re.search(rf"\b{re.escape(interface)}:\w+", text)
-        found = address(text.split()[0], label=label.group() if label else None) if text.split() else None
+        found = address(text.split()[0].strip(",;()"), label=label.group() if label else None) if text.split() else None
         if found is not None:
             yield found
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from dthpc.comm.fabric.lines import NAME, address, is_gap, plain_lines
+from dthpc.comm.fabric.lines import NAME, address, is_gap, is_hidden, plain_lines
 from dthpc.comm.fabric.model import Interface, NodeNetwork
 
 _NEW = re.compile(rf"^({NAME}(?::\w+)?):[ \t]+flags=\d+<([A-Z0-9_,]*)>(?:.*\bmtu[ \t]+(\d+))?")
 _OLD = re.compile(rf"^({NAME}(?::\w+)?)[ \t]+Link encap:(.*)$")
 _CUT = re.compile(rf"^({NAME}):[ \t]+flags=\d*(?:<[A-Z,]*)?$")
+_WORD = r"(?:addr|adr|adresse|adres|dirección|direccion|indirizzo|endereço|end\.|адрес|地址)(?=[ \t:])"
+"""What "address" is called where ifconfig spoke the user's language."""
+
 _INET = re.compile(
-    r"^inet6?[ \t]+(?:addr:[ \t]*)?([0-9a-fA-F:.]+(?:%\w+)?(?:/\d+)?)"
-    r"(?:.*?(?:netmask[ \t]+|Mask:|prefixlen[ \t]+)(0x[0-9a-f]+|[\d.]+))?"
+    rf"^(?:{_WORD}[ \t]+)?inet6?(?:[ \t-]+{_WORD})?(?:[ \t]*:)?[ \t]*(\S+)"
+    r"(?:.*?(?:netmask[ \t]+|M[^\W\d]+:|掩码:|prefixlen[ \t]+)(0x[0-9a-f]+|[\d.]+))?",
+    re.I,
 )
 _OLD_FLAGS = re.compile(r"^((?:[A-Z]+[ \t]+)+)MTU:(\d+)")
 _LINKS = {"Ethernet": "ether", "Local Loopback": "loopback", "InfiniBand": "infiniband", "UNSPEC": "unspec"}
@@ -68,7 +72,9 @@ def _of_old(head: re.Match[str]) -> Interface:
 def _inside(interface: Interface, line: str) -> Interface:
     if inet := _INET.match(line):
         found = address(inet[1], inet[2])
-        return interface if found is None else replace(interface, addresses=(*interface.addresses, found))
+        if found is None:
+            return replace(interface, hidden=interface.hidden or is_hidden(inet[1]))
+        return replace(interface, addresses=(*interface.addresses, found))
     if flags := _OLD_FLAGS.match(line):
         return replace(interface, flags=tuple(flags[1].split()), mtu=int(flags[2]))
     if link := re.match(r"^(ether|infiniband|loop|tunnel|unspec|ppp|sit)\b(?:[ \t]+([0-9A-Fa-f:-]+))?", line):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dthpc.comm.fabric.lines import NAME, address, is_gap, plain_lines
+from dthpc.comm.fabric.lines import NAME, address, is_gap, is_hidden, plain_lines
 from dthpc.comm.fabric.model import IfAddress, Interface, IPNetwork, NodeNetwork, Route
 
 _HEAD = re.compile(rf"^(?:\d+:[ \t]*)?({NAME})(?:@({NAME}))?:[ \t]+<([A-Z0-9_,-]*)>(.*)$")
@@ -17,6 +17,10 @@ _CUT_HEAD = re.compile(rf"^\d+:[ \t]*({NAME})(?:@[\w.-]*)?(?::[ \t]*(?:<[A-Z0-9_
 _ONE_LINE = re.compile(rf"^\d+:[ \t]+({NAME})(?:@{NAME})?[ \t]+(inet6?[ \t].*)$")
 _STATES = r"UP|DOWN|UNKNOWN|LOWERLAYERDOWN|DORMANT|NOTPRESENT|TESTING"
 _BRIEF = re.compile(rf"^({NAME})(?:@({NAME}))?[ \t]+({_STATES})(?:[ \t]+(.*))?$")
+_JOINED = re.compile(rf"[ \t]+(?=\d+:[ \t]+{NAME}(?:@{NAME})?:[ \t]+<[A-Z])")
+_JOINED_BODY = re.compile(r"[ \t]+(?=link/[a-z]|inet6?[ \t]+[\w*]*[.:])")
+"""Where lines begin that something between the terminal and the file has joined."""
+
 _INET = re.compile(r"^inet6?[ \t]+(\S+)(.*)$")
 _KIND = re.compile(
     r"^(vlan|bond|bridge|veth|vxlan|geneve|tun|macvlan|macvtap|ipvlan|dummy|ipoib|wireguard|gre|gretap|ipip|sit|vti|"
@@ -39,8 +43,9 @@ def looks_like_ip(text: str) -> bool:
 def read_ip(text: str, name: str) -> NodeNetwork:
     """The interfaces of `ip addr` or `ip link`, and the routes of `ip route`, in any of the text forms."""
     reader = _Reader()
-    for line in plain_lines(text):
-        reader.take(line)
+    for line in plain_lines(_JOINED.sub("\n", text)):
+        for part in _JOINED_BODY.split(line) if _HEAD.match(line) else [line]:
+            reader.take(part)
     return NodeNetwork(
         name,
         reader.interfaces,
@@ -94,6 +99,8 @@ class _Reader:
             found = _of_inet(inet[1], inet[2], interface.name)
             if found is not None:
                 interface = replace(interface, addresses=(*interface.addresses, found))
+            elif is_hidden(inet[1]):
+                interface = replace(interface, hidden=True)
         elif link := re.match(r"^link/(\S+)(?:[ \t]+([0-9a-f:.]+))?", line):
             interface = replace(interface, link=link[1], mac=link[2] or None)
         elif alternative := re.match(r"^altname[ \t]+(\S+)", line):
@@ -134,9 +141,14 @@ def _of_brief(brief: re.Match[str]) -> Interface:
     flags = next((word[1:-1].split(",") for word in words if re.fullmatch(r"<[A-Z0-9_,-]*>", word)), None)
     addresses = [found for word in words if (found := address(word)) is not None]
     mac = next((word for word in words if re.fullmatch(r"[0-9a-f]{2}(?::[0-9a-f]{2}){5,}", word)), None)
-    kept = tuple(found for found in addresses if str(found.ip) != mac)
     return Interface(
-        brief[1], None if flags is None else tuple(flags), state=brief[3], parent=brief[2], addresses=kept, mac=mac
+        brief[1],
+        None if flags is None else tuple(flags),
+        state=brief[3],
+        parent=brief[2],
+        addresses=tuple(found for found in addresses if str(found.ip) != mac),
+        mac=mac,
+        hidden=any(map(is_hidden, words)),
     )
 
 

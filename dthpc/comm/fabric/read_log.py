@@ -6,13 +6,14 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
-from dthpc.comm.fabric.lines import NAME, plain_lines, settings_of
+from dthpc.comm.fabric.lines import NAME, is_hidden, plain_lines, settings_of
 from dthpc.comm.fabric.model import FabricDevice, IfAddress, Interface, NodeNetwork
 from dthpc.placement.read.pci import named_kind
 from dthpc.placement.topology import Nic, Port
 
 _IFACE = re.compile(
-    rf"(?:\[\d+\])?(?<![\w.])({NAME}(?::\d+)?):(\d+\.\d+\.\d+\.\d+|[0-9a-fA-F]*:[0-9a-fA-F:.]*(?:%[\w.-]+)?)<\d+>"
+    rf"(?:\[\d+\])?(?<![\w.])({NAME}(?::\d+)?):(\d+\.\d+\.\d+\.\d+|[0-9a-fA-F]*:[0-9a-fA-F:.]*(?:%[\w.-]+)?"
+    r"|[\w*#?]{1,4}(?:\.[\w*#?]{1,4}){3})<\d+>"
 )
 _HCA = re.compile(rf"\[\d+\](?:{{\d+}})?[ ]?({NAME}):(\d+)/(IB|RoCE)\b")
 _HOST = re.compile(r"^(?:\[[^\]]*\][ \t]*)?([A-Za-z][\w.-]*?):(?:\d+:\d+|[ \t])")
@@ -28,6 +29,8 @@ class _Seen:
     devices: dict[str, FabricDevice] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)
+    hidden: set[str] = field(default_factory=set)
+    """Interfaces whose address was blotted out."""
 
 
 def looks_like_log(text: str) -> bool:
@@ -56,8 +59,9 @@ def _take(seen: _Seen, line: str, start: int) -> None:
         try:
             ip = ipaddress.ip_address(match[2].split("%")[0])
             addresses = [IfAddress(ip, label=match[1] if colon else None)]
-        except ValueError:  # shortened, as `fe80::...`
+        except ValueError:  # shortened, as `fe80::...`, or blotted out
             addresses = []
+            seen.hidden |= {base} if is_hidden(match[2]) else set()
         known = seen.interfaces.setdefault(base, [])
         known += [each for each in addresses if all(each.ip != other.ip for other in known)]
     for match in re.finditer(rf"(?:\[\d+\])?(?<![\w.])({NAME}):fe80::\.\.\.", line[start:]):
@@ -106,7 +110,10 @@ def _remarks(line: str) -> list[str]:
 
 
 def _node(host: str, seen: _Seen) -> NodeNetwork:
-    interfaces = {each: Interface(each, addresses=tuple(addresses)) for each, addresses in seen.interfaces.items()}
+    interfaces = {
+        each: Interface(each, addresses=tuple(addresses), hidden=each in seen.hidden)
+        for each, addresses in seen.interfaces.items()
+    }
     note = "a log shows what a library chose, not all that there is"
     return NodeNetwork(
         host,

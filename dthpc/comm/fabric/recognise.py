@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from dthpc.comm.fabric.read_facts import hosts_notes, read_facts
 from dthpc.comm.fabric.read_ifconfig import looks_like_ifconfig, read_ifconfig
 from dthpc.comm.fabric.read_ip import looks_like_ip, read_ip
 from dthpc.comm.fabric.read_log import looks_like_log, read_log
+from dthpc.comm.fabric.read_tables import looks_like_table, read_tables
 from dthpc.errors import UserError
 from dthpc.placement.read.recognise import read_path
 from dthpc.placement.read.text import clean, refuse
@@ -24,6 +26,13 @@ _PROMPT = re.compile(
     r"(?:sudo )?(?:/\S*/)?(?:ip|ifconfig|ibdev2netdev|ibstat|route)\b[^\n]*$",
     re.M,
 )
+_HEADING = re.compile(
+    r"^[ \t]*[*#=>_-]*[ \t]*((?:\w+[ -])?(?:node|host|machine|server|master|worker|head)[ _-]?\w{0,12})"
+    r"(?:[ \t]*\([^)\n]*\))?[ \t]*(?::|\*\*|=|-)[*#=_ :-]*$",
+    re.M | re.I,
+)
+"""A line that says whose network follows: `node1:`, `**master:**`, `== host 2 ==`."""
+
 _HOSTS = re.compile(r"^[ \t]*(?:127\.\d+\.\d+\.\d+|::1)[ \t]+[A-Za-z]", re.M)
 _INSTEAD = (
     "give the output of ip addr, ip -j addr, ifconfig, ibdev2netdev, ibstat, a log of NCCL (NCCL_DEBUG=INFO), "
@@ -42,9 +51,14 @@ def from_text(text: str, name: str) -> list[NodeNetwork]:
     Raises:
         UserError: nothing is recognised.
     """
+    if "&lt;" in text:
+        text = html.unescape(text)
     value = _json(text)
     if value is not None:
         return read_facts(value, name)
+    if entries := _whole_entries(text):
+        note = "the text is cut within an entry"
+        return [replace(node, complete=False, notes=(*node.notes, note)) for node in read_facts(entries, name)]
     sections = list(_sections(text, name))
     found: dict[str, NodeNetwork] = {}
     for host, part in sections:
@@ -83,14 +97,29 @@ def _json(text: str) -> object:
         return None
 
 
+def _whole_entries(text: str) -> list[object]:
+    """The objects at the beginning of a JSON list that is cut within a later one."""
+    text = clean(text).strip().strip("`").removeprefix("json").strip()
+    found: list[object] = []
+    place = 1
+    while text.startswith("[") and (begin := re.compile(r"[\s,]*(?=\{)").match(text, place)):
+        try:
+            entry, place = json.JSONDecoder().raw_decode(text, begin.end())
+        except ValueError:
+            break
+        found.append(entry)
+    return found
+
+
 def _sections(text: str, name: str) -> Iterator[tuple[str, str]]:
-    """The text, or its parts where prompts of several hosts show whose they are."""
-    prompts = list(_PROMPT.finditer(clean(text)))
-    hosts = {prompt[1] for prompt in prompts}
-    if len(hosts) < 2:
+    """The text, or its parts where prompts or headings of several hosts show whose they are."""
+    text = clean(text)
+    prompts = list(_PROMPT.finditer(text))
+    if len({prompt[1] for prompt in prompts}) < 2:
+        prompts = list(_HEADING.finditer(text))
+    if len({prompt[1] for prompt in prompts}) < 2:
         yield name, text
         return
-    text = clean(text)
     ends = [*(prompt.start() for prompt in prompts[1:]), len(text)]
     for prompt, end in zip(prompts, ends, strict=True):
         yield prompt[1], text[prompt.end() : end]
@@ -102,6 +131,8 @@ def _read(text: str, name: str) -> Iterator[NodeNetwork]:
         interfaces = read_ifconfig(text, name)
     elif looks_like_ip(text):
         interfaces = read_ip(text, name)
+    elif looks_like_table(text):
+        interfaces = read_tables(text, name)
     devices = read_devices(text, name) if looks_like_devices(text) else None
     if interfaces or devices:
         found = interfaces.merged(devices) if interfaces and devices else interfaces or devices

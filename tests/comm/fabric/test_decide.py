@@ -54,6 +54,10 @@ BONDED = link(2, "eth0", ETHER, flags=SLAVE, more="master bond0 ")
         (link(2, "vnet0", ETHER, more="master br0 ") + wired(3, "br0", "10.0.0.1/24"), None),
         (wired(2, "eth0@if9", "10.244.0.7/24"), "eth0"),
         (wired(2, "enp0s31f6", "203.0.113.3/32"), "enp0s31f6"),
+        (wired(2, "eno49", "8.8.4.4/21") + wired(3, "ens1f1", "192.168.6.1/24"), "ens1f1"),
+        (wired(2, "veth0@if9", "10.244.0.7/24"), "veth0"),
+        (wired(2, "veth0a1b2c3@if9", "10.244.0.7/24") + wired(3, "gke0123456789a@if2", "10.4.0.1/32"), None),
+        (wired(2, "loopback0", "10.255.0.1/32") + wired(3, "eth2", "10.0.0.1/24"), "eth2"),
     ],
 )
 def test_the_right_interface_of_one_node(text: str, name: str | None) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dthpc.comm.fabric.decide import decide
 from dthpc.comm.fabric.model import NodeNetwork
 from dthpc.comm.fabric.recognise import from_path, from_text
 from dthpc.errors import UserError
@@ -171,3 +172,66 @@ def test_what_tells_of_no_network_is_refused(tmp_path: Path) -> None:
 def test_what_was_read_survives_the_way_through_json() -> None:
     for node in [one(TEXT), *from_text(LOG, "log"), one("default via 10.0.0.1 dev eth0\n")]:
         assert NodeNetwork.from_json(json.loads(json.dumps(node.to_json()))) == node
+
+
+def test_an_address_that_is_blotted_out_is_an_address_all_the_same() -> None:
+    texts = [
+        wired(2, "eth0", "10.x.x.4/24"),
+        ifconfig("eth0", "*.*.*.*"),
+        "eth0 UP 10.0.xxx.xxx/24\n",
+        "n:1:2 [0] NCCL INFO Bootstrap : Using eth0:xx.xx.xx.xx<0>\n",
+        json.dumps({"eth0": {"addr": "10.0.0.x", "state": "UP"}}),
+    ]
+    for text in texts:
+        node = one(text)
+        assert node.interfaces["eth0"].hidden, text
+        assert decide({node.name: node}).nodes[node.name].interface == "eth0"
+    assert NodeNetwork.from_json(json.loads(json.dumps(node.to_json()))) == node
+    assert not one(wired(2, "eth0", "10.0.0.4/24")).interfaces["eth0"].hidden
+
+
+@pytest.mark.parametrize(
+    ("word", "mask"), [("inet adr:", "Masque"), ("indirizzo inet:", "Maschera"), ("inet Adresse:", "Maske")]
+)
+def test_ifconfig_in_other_languages(word: str, mask: str) -> None:
+    text = old_ifconfig("eth0", "10.0.0.1").replace("inet addr:", word).replace("Mask", mask)
+    assert str(one(text).interfaces["eth0"].ipv4[0]) == "10.0.0.1/16"
+
+
+def test_what_web_pages_and_editors_did_to_lines() -> None:
+    text = LO + wired(2, "eth0", "10.0.0.1/24")
+    escaped = text.replace("<", "&lt;").replace(">", "&gt;")
+    for damaged in (escaped, text.replace("\n", "  ")):
+        assert {n: i.addresses for n, i in one(damaged).interfaces.items()} == {
+            n: i.addresses for n, i in one(text).interfaces.items()
+        }
+
+
+def test_headings_tell_whose_the_networks_are() -> None:
+    text = "**node-a:**\n" + wired(2, "eth0", "10.0.0.1/24") + "**node-b:**\n" + wired(2, "eth1", "10.0.0.2/24")
+    assert [(node.name, list(node.interfaces)) for node in from_text(text, "n")] == [
+        ("node-a", ["eth0"]),
+        ("node-b", ["eth1"]),
+    ]
+
+
+def test_json_that_is_cut_gives_its_whole_entries() -> None:
+    entry = {"ifname": "eth0", "flags": ["UP", "LOWER_UP"], "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}]}
+    node = one(json.dumps([entry, {**entry, "ifname": "eth1"}])[:-20])
+    assert list(node.interfaces) == ["eth0"]
+    assert not node.complete
+
+
+def test_facts_in_few_words() -> None:
+    nodes = from_text(json.dumps({"a": ["eno1", "lo"], "b": {"eth0": "10.0.0.2/24", "eth1": "10.1.0.2/24, down"}}), "n")
+    assert [(node.name, list(node.interfaces)) for node in nodes] == [("a", ["eno1", "lo"]), ("b", ["eth0", "eth1"])]
+    assert nodes[1].interfaces["eth1"].up is False
+
+
+def test_links_of_the_rdma_tool() -> None:
+    node = one("link rxe0/1 state ACTIVE physical_state LINK_UP netdev eth0\nlink dev_1/1 state DOWN netdev eth1\n")
+    assert [(d.name, d.kind, d.why_not() is None) for d in node.devices] == [
+        ("rxe0", "software", False),
+        ("dev_1", "roce", False),
+    ]
+    assert (node.interfaces["eth0"].up, node.interfaces["eth1"].up) == (True, False)
