@@ -231,11 +231,15 @@ class Recorder:
         return None, 0
 
 
+_SEQUENCES = (list, tuple)
+
+
 def _first_tensor(arguments: tuple[Any, ...]) -> Tensor | None:
     """The first tensor of a call; lists of lists of tensors are among the forms that torch uses."""
     for argument in arguments:
-        while isinstance(argument, (list, tuple)) and argument:
+        while type(argument) in _SEQUENCES and argument:
             argument = argument[0]
-        if isinstance(argument, Tensor):
+        # The exact type first: asking whether something is an instance of Tensor costs more than the rest.
+        if type(argument) is Tensor or isinstance(argument, Tensor):
             return argument
     return None
