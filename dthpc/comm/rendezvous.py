@@ -321,7 +321,7 @@ def _join(
         reached.address, published["store_port"], identity.world_size, is_master=False, timeout=_left(deadline)
     )
     speaks = published["host_identity"] != mine and tell(
-        store, mine, read_network(identity.host, placed=request.placed)
+        store, mine, read_network(identity.host, placed=request.placed), request.wish.interface
     )
     arrival = {"host": identity.host, "host_identity": mine, "dialled": reached.address}
     store.set(f"{_ARRIVED}/{identity.rank}", json.dumps(arrival))

@@ -89,10 +89,9 @@ def agree(candidates: Mapping[str, Sequence[Candidate]]) -> Agreement:
         candidates: of each node, in the order of its interfaces.
     """
     with_some = {name: each for name, each in candidates.items() if each}
-    alone = {name: max(each, key=_alone) for name, each in with_some.items()}
     told = all(any(candidate.addresses for candidate in each) for each in candidates.values())
     if not told or len(candidates) == 1:
-        rails = {name: _siblings(best, with_some[name]) for name, best in alone.items()}
+        rails = {name: _siblings(max(each, key=_alone), each) for name, each in with_some.items()}
         first = {name: each[0] for name, each in rails.items()}
         return Agreement("the best interface that the node has", first if len(candidates) == 1 else {}, rails, first)
     options = [option for option in _options(candidates) if option.certainty > _ROUTED or _names(option) == 1]
@@ -130,12 +129,13 @@ def _alone(candidate: Candidate) -> tuple[float, ...]:
 
 def _options(candidates: Mapping[str, Sequence[Candidate]]) -> Iterator[Option]:
     first, *others = candidates
+    held = {node: _by_subnet(candidates[node]) for node in others}
     seen: set[tuple[tuple[str, int], ...]] = set()
     for candidate in candidates[first]:
         for address in candidate.addresses:
             taken = {first: (candidate, address)}
             for node in others:
-                match = _match(candidate, address, candidates[node])
+                match = _match(candidate, address, candidates[node], held[node])
                 if match is None:
                     break
                 taken[node] = match
@@ -145,8 +145,27 @@ def _options(candidates: Mapping[str, Sequence[Candidate]]) -> Iterator[Option]:
                 yield _option(taken)
 
 
-def _match(candidate: Candidate, address: IfAddress, others: Sequence[Candidate]) -> tuple[Candidate, IfAddress] | None:
+_Held = tuple[Candidate, IfAddress]
+
+
+def _by_subnet(candidates: Sequence[Candidate]) -> dict[tuple[int, int, int] | None, list[_Held]]:
+    held: dict[tuple[int, int, int] | None, list[_Held]] = {}
+    for candidate in candidates:
+        for address in candidate.addresses:
+            held.setdefault(address.subnet, []).append((candidate, address))
+    return held
+
+
+def _match(
+    candidate: Candidate,
+    address: IfAddress,
+    others: Sequence[Candidate],
+    held: Mapping[tuple[int, int, int] | None, list[_Held]],
+) -> _Held | None:
     """The other node's best counterpart: in the same subnet, else of the same name, else near."""
+    if address.subnet is not None and (certain := held.get(address.subnet)):
+        name = candidate.interface.name
+        return max(certain, key=lambda each: (each[0].interface.name == name, each[0].quality))
     best: tuple[tuple[int, ...], tuple[Candidate, IfAddress]] | None = None
     for other in others:
         for theirs in other.addresses:

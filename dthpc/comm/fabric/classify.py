@@ -18,6 +18,7 @@ _TUNNELS = re.compile(
 _OTHER = re.compile(r"(?:dummy|ifb|teql|nlmon|vcan|can|tmfifo_net|rshim|anpi|ap)\d*$")
 _MANAGEMENT = re.compile(r"(?:nmn|hmn|cmn|bmc|ipmi|idrac|ilo|imm|xcc|mgmt?|mgt|management|oob|rndis)[\w.]*$", re.I)
 _STORAGE = re.compile(r"(?:stor(?:age)?|nfs|lustre|lnet|beegfs|gpfs|ceph|iscsi)[\w.]*$", re.I)
+_HIGH_SPEED = re.compile(r"(?:hsn\d|ib\d|ib[psof]\d|ibP\d|ipoib|opa?\d|bond[-_]?ib|ib[-_]?bond)")
 _BRIDGE = re.compile(r"(?:br\d|br[-_]|bridge|vmbr|xenbr|ovsbr|br$)")
 _USB = re.compile(r"(?:usb\d|enx[0-9a-f]{12}$|en[opsx]\w*u\d)")
 _WIRELESS = re.compile(r"(?:wl|wifi|ath\d|ra\d|wwan|wwp|wwx)")
@@ -84,7 +85,7 @@ def is_high_speed(interface: Interface) -> bool:
     """Whether it is of Slingshot, InfiniBand or Omni-Path."""
     if interface.link == "infiniband" or interface.kind == "ipoib":
         return True
-    return bool(re.match(r"(?:hsn\d|ib\d|ib[psof]\d|ibP\d|ipoib|opa?\d|bond[-_]?ib|ib[-_]?bond)", interface.name))
+    return bool(_HIGH_SPEED.match(interface.name))
 
 
 def is_set_aside(name: str) -> str | None:
@@ -103,7 +104,7 @@ def is_untold(interface: Interface, node: NodeNetwork) -> bool:
 
 def stem(name: str) -> str:
     """The name without its number: `hsn` of `hsn0`."""
-    return re.sub(r"\d+$", "", name)
+    return name.rstrip("0123456789")
 
 
 def _loopback(interface: Interface) -> str | None:

@@ -111,7 +111,7 @@ def decide(
     rejected = {name: _rejected(node) for name, node in nodes.items()}
     candidates = {name: _candidates(node, rejected[name], wish) for name, node in nodes.items()}
     agreement = agree(candidates)
-    devices = {name: choose_devices(node) for name, node in nodes.items()}
+    devices = _devices(nodes)
     fabric, reason, problems = _fabric(devices, wish)
     choices: dict[str, NodeChoice] = {}
     for name, node in nodes.items():
@@ -119,7 +119,7 @@ def decide(
         choice = _choice(name, node, agreement, rejected[name], devices[name])
         if choice.interface is None and candidates[name]:
             choice = replace(choice, reason=NOTHING_IN_COMMON, advice=None)
-        made = translate(fabric, choice.interface, choice.rails, devices[name].devices, node)
+        made = translate(fabric, choice.interface, choice.rails, devices[name].words, node)
         kept = {each: settings[each] for each in settings if settings[each]}
         environment = {each: value for each, value in made.items() if each not in kept}
         choices[name] = replace(choice, environment=environment, kept=kept)
@@ -127,6 +127,15 @@ def decide(
         problems += _unknown_wish(node, wish)
     problems += _disagreement(nodes, candidates, agreement, choices)
     return FabricPlan(fabric, reason, choices, tuple(_unique(problems)))
+
+
+def _devices(nodes: Mapping[str, NodeNetwork]) -> dict[str, DeviceChoice]:
+    """The choice of each node, made once for all that hold the same tuple of adapters, as `NodeNetwork.from_json` gives them."""
+    made: dict[int, DeviceChoice] = {}
+    for node in nodes.values():
+        if id(node.devices) not in made:
+            made[id(node.devices)] = choose_devices(node)
+    return {name: made[id(node.devices)] for name, node in nodes.items()}
 
 
 def _rejected(node: NodeNetwork) -> dict[str, str]:

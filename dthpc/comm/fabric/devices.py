@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from dthpc.comm.fabric.classify import is_set_aside
 from dthpc.comm.fabric.model import FabricDevice, NodeNetwork
@@ -27,6 +28,16 @@ class DeviceChoice:
     devices: tuple[FabricDevice, ...]
     rejected: Mapping[str, str]
     """Devices that are not used, with the reason."""
+
+    @cached_property
+    def words(self) -> dict[str, str]:
+        """The variables that name InfiniBand or RoCE devices."""
+        if not self.devices:
+            return {}
+        return {
+            "NCCL_IB_HCA": "=" + ports_of(self.devices, always=False),
+            "UCX_NET_DEVICES": ports_of(self.devices, always=True),
+        }
 
     def names(self) -> list[str]:
         return [device.name for device in self.devices]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
 from dthpc.placement.topology import Nic, Port
@@ -31,17 +33,20 @@ class IfAddress:
             return None
         return ipaddress.ip_network((self.ip, self.prefix), strict=False)
 
-    @property
+    @cached_property
     def subnet(self) -> tuple[int, int, int] | None:
         """The same as numbers, which compare fast: version, prefix, and the network's bits."""
         if self.prefix is None or self.prefix == self.ip.max_prefixlen:
             return None
         return self.ip.version, self.prefix, int(self.ip) >> (self.ip.max_prefixlen - self.prefix)
 
-    @property
+    @cached_property
     def routable(self) -> bool:
         """Whether another machine may reach it: neither loopback, link-local, multicast nor unspecified."""
         ip = self.ip
+        if ip.version == 4:  # as numbers, because thousands of nodes ask for it
+            value = int(ip)
+            return value != 0 and value >> 24 not in (0, 127) and value >> 16 != 0xA9FE and value >> 28 != 0xE
         return not (ip.is_loopback or ip.is_link_local or ip.is_multicast or ip.is_unspecified)
 
     def __str__(self) -> str:
@@ -97,7 +102,7 @@ class Interface:
     def ipv4(self) -> tuple[IfAddress, ...]:
         return tuple(address for address in self.addresses if address.ip.version == 4)
 
-    @property
+    @cached_property
     def routable(self) -> tuple[IfAddress, ...]:
         """Addresses that others may reach: IPv4 first, those of an alias last."""
         found = [address for address in self.addresses if address.routable]
@@ -209,7 +214,8 @@ class NodeNetwork:
         return {
             "name": self.name,
             "interfaces": {name: _interface_json(each) for name, each in self.interfaces.items()},
-            "devices": [_device_json(device) for device in self.devices],
+            # As text, which is alike for most nodes of a cluster and then read once.
+            "devices": json.dumps([_device_json(device) for device in self.devices]),
             "routes": [[str(r.destination), r.interface, r.gateway and str(r.gateway), r.metric] for r in self.routes],
             "settings": dict(self.settings),
             "complete": self.complete,
@@ -223,7 +229,7 @@ class NodeNetwork:
         return cls(
             name=value["name"],
             interfaces={name: _interface_of(name, each) for name, each in value["interfaces"].items()},
-            devices=tuple(_device_of(each) for each in value["devices"]),
+            devices=_devices_of(value["devices"]),
             routes=tuple(
                 Route(ipaddress.ip_network(d), i, None if g is None else ipaddress.ip_address(g), m)
                 for d, i, g, m in value["routes"]
@@ -251,6 +257,11 @@ def _joined(a: Interface, b: Interface) -> Interface:
     )
 
 
+def _plain(ip: IPAddress) -> int | str:
+    """IPv4 as the number, which is read much faster."""
+    return int(ip) if ip.version == 4 else str(ip)
+
+
 def _interface_json(interface: Interface) -> dict[str, Any]:
     made: dict[str, Any] = {name: getattr(interface, name) for name in _TEXTS if getattr(interface, name) is not None}
     if interface.flags is not None:
@@ -259,8 +270,12 @@ def _interface_json(interface: Interface) -> dict[str, Any]:
         made["hidden"] = True
     if interface.altnames:
         made["altnames"] = list(interface.altnames)
-    made["addresses"] = [[str(a.ip), a.prefix, a.label] for a in interface.addresses]
+    made["addresses"] = [[_plain(a.ip), a.prefix, a.label] for a in interface.addresses]
     return made
+
+
+def _ip_of(value: int | str) -> IPAddress:
+    return ipaddress.IPv4Address(value) if isinstance(value, int) else ipaddress.ip_address(value)
 
 
 def _interface_of(name: str, value: Mapping[str, Any]) -> Interface:
@@ -268,7 +283,7 @@ def _interface_of(name: str, value: Mapping[str, Any]) -> Interface:
     return Interface(
         name,
         flags=None if flags is None else tuple(flags),
-        addresses=tuple(IfAddress(ipaddress.ip_address(ip), prefix, label) for ip, prefix, label in value["addresses"]),
+        addresses=tuple(IfAddress(_ip_of(ip), prefix, label) for ip, prefix, label in value["addresses"]),
         altnames=tuple(value.get("altnames", ())),
         hidden=value.get("hidden", False),
         **{text: value.get(text) for text in _TEXTS},
@@ -282,6 +297,11 @@ def _device_json(device: FabricDevice) -> dict[str, Any]:
     if nic.ports is not None:
         made["ports"] = [[p.number, p.state, p.physical, p.rate_gbps, p.link_layer] for p in nic.ports]
     return {key: item for key, item in made.items() if item is not None}
+
+
+@lru_cache(maxsize=64)
+def _devices_of(text: str) -> tuple[FabricDevice, ...]:
+    return tuple(_device_of(each) for each in json.loads(text))
 
 
 def _device_of(value: Mapping[str, Any]) -> FabricDevice:

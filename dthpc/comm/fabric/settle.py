@@ -12,11 +12,11 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from dthpc.comm.fabric.classify import why_not
+from dthpc.comm.fabric.classify import stem, why_not
 from dthpc.comm.fabric.decide import NOTHING_IN_COMMON, FabricPlan, FabricWish, NodeChoice, decide
 from dthpc.comm.fabric.model import NodeNetwork
 from dthpc.comm.fabric.presets import needed, preset, unpinned
-from dthpc.comm.fabric.settings import Problem
+from dthpc.comm.fabric.settings import SOCKETS, Problem
 from dthpc.errors import UserError, raise_together
 
 _FACTS = "dthpc/network"
@@ -86,15 +86,21 @@ class Settled:
         return cls(**{**value, "rails": tuple(value["rails"]), "notes": tuple(value["notes"])})
 
 
-def tell(store: Store, node: str, network: NodeNetwork) -> bool:
+def tell(store: Store, node: str, network: NodeNetwork, asked: str | None = None) -> bool:
     """Tell a node's facts, if no other rank of it did.
+
+    Args:
+        store: of all ranks.
+        node: identity of the node.
+        network: its facts.
+        asked: `comm.interface`.
 
     Returns:
         Whether this rank was the one.
     """
     if store.add(f"{_FACTS}/{node}/ranks", 1) != 1:
         return False
-    store.set(f"{_FACTS}/{node}", json.dumps(slim(network).to_json()))
+    store.set(f"{_FACTS}/{node}", json.dumps(slim(network, asked).to_json()))
     return True
 
 
@@ -111,15 +117,27 @@ def _facts(store: Store, node: str) -> NodeNetwork:
     return NodeNetwork.from_json(json.loads(store.get(f"{_FACTS}/{node}")))
 
 
-def slim(network: NodeNetwork) -> NodeNetwork:
-    """A node without the interfaces that container engines made by the hundred and that nobody speaks of."""
+def slim(network: NodeNetwork, asked: str | None = None) -> NodeNetwork:
+    """A node with what the decision needs: what may carry ranks, what that stands on, and what settings speak of.
+
+    So rank 0 reads little of each of thousands of nodes. Where nothing may carry ranks, or settings leave interfaces
+    out by name, all stay but those that container engines make by the hundred: the reasons are to be told.
+    """
     spoken = " ".join(network.settings.values())
     masters = {interface.master for interface in network.interfaces.values()}
-    kept = {
-        name: interface
-        for name, interface in network.interfaces.items()
-        if "container" not in (why_not(interface, network) or "") or name in spoken or name in masters
-    }
+    reasons = {name: why_not(interface, network) for name, interface in network.interfaces.items()}
+    usable = [name for name, reason in reasons.items() if reason is None]
+    few = bool(usable) and not any(name in SOCKETS for name in network.settings)
+    families = tuple({stem(name) for name in usable})
+
+    def stays(name: str, reason: str | None) -> bool:
+        if reason is None or name in spoken or name in masters or name == asked:
+            return True
+        # A prefix for NCCL must be known to take nothing else; ports tell what a bridge is.
+        related = name.startswith(families) or network.interfaces[name].master is not None
+        return "container" not in reason and (related or not few)
+
+    kept = {name: interface for name, interface in network.interfaces.items() if stays(name, reasons[name])}
     return replace(network, interfaces=kept)
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from dthpc.comm.fabric.classify import stem
-from dthpc.comm.fabric.devices import ports_of
-from dthpc.comm.fabric.model import FabricDevice, NodeNetwork
+from dthpc.comm.fabric.model import NodeNetwork
 
 
 def translate(
     fabric: str,
     interface: str | None,
     rails: Sequence[str],
-    devices: Sequence[FabricDevice],
+    devices: Mapping[str, str],
     node: NodeNetwork,
 ) -> dict[str, str]:
     """Variables that make Gloo, NCCL, UCX, libfabric, Open MPI and MPICH use what was chosen.
@@ -22,7 +21,7 @@ def translate(
         fabric: what carries the ranks.
         interface: the one interface.
         rails: all interfaces of that network on the node.
-        devices: RDMA devices that may be used.
+        devices: variables that name the RDMA devices that may be used.
         node: where it is.
     """
     made: dict[str, str] = {}
@@ -34,8 +33,7 @@ def translate(
         made["FI_TCP_IFACE"] = interface  # fi_tcp(7)
         made["OMPI_MCA_btl_tcp_if_include"] = interface  # Open MPI, "TCP BTL"
     if fabric in ("infiniband", "roce") and devices:
-        made["NCCL_IB_HCA"] = "=" + ports_of(devices, always=False)
-        made["UCX_NET_DEVICES"] = ports_of(devices, always=True)
+        made.update(devices)
     elif fabric == "tcp" and interface is not None:
         made["UCX_NET_DEVICES"] = interface
     return made

@@ -40,7 +40,7 @@ def test_facts_and_plans_go_through_the_store_once_a_node() -> None:
     network = node(wired(2, "eth0", "10.0.0.1/24"), "n1")
     assert [tell(store, "id1", network), tell(store, "id1", network)] == [True, False]
     networks = collect(store, {"id1": "one"})
-    assert networks["id1"].interfaces == network.interfaces
+    assert networks["id1"].interfaces == {"eth0": network.interfaces["eth0"]}
     settled = decide_for(networks, "id1", Request())
     publish(store, settled)
     assert receive(store, "id1") == settled["id1"]
@@ -117,4 +117,19 @@ def test_what_does_not_lead_to_rank_0_is_taken_out() -> None:
 
 def test_interfaces_of_containers_do_not_fill_the_store() -> None:
     many = "".join(wired(10 + n, f"veth{n:07x}@if3", f"169.254.1.{n}/32") for n in range(200))
-    assert list(slim(node(wired(2, "eth0", "10.0.0.1/24") + many, "n")).interfaces) == ["lo", "eth0"]
+    assert list(slim(node(wired(2, "eth0", "10.0.0.1/24") + many, "n")).interfaces) == ["eth0"]
+
+
+def test_what_is_left_out_of_a_node_changes_no_decision() -> None:
+    more = wired(9, "docker0", "172.17.0.1/16") + wired(8, "nmn0", "10.252.0.1/17")
+    vlan = wired(3, "ib0.7@ib0", "10.7.0.1/24", flags="<BROADCAST,MULTICAST>", state="DOWN")
+    bridged = wired(2, "eno1", "0.0.0.0/0", more="master br0 ") + wired(3, "br0", "10.0.0.1/24")
+    rails = infiniband(2, "ib0", "10.0.0.1/24") + infiniband(4, "ib1", "10.0.0.2/24")
+    for text in (rails, rails + vlan, bridged, ""):
+        whole = node(text + more, "n")
+        less = slim(whole)
+        assert len(less.interfaces) < len(whole.interfaces)
+        request = Request(libraries=BOTH)
+        assert decide_for({"a": less}, "a", request) == decide_for({"a": whole}, "a", request)
+    down = node(wired(2, "eth0", "10.0.0.1/24") + vlan, "n")
+    assert list(slim(down, "ib0.7").interfaces) == ["eth0", "ib0.7"]
