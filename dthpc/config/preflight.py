@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
-
 @dataclass
 class PreflightChecks:
     """What a preflight measures on every node, and from when on a node is bad. 0 leaves a measurement out."""
@@ -93,4 +92,3 @@ class PreflightJob(PreflightChecks):
     fail: bool = False
     """Whether the job ends with an error where a node is bad, so that jobs that wait for it (`cluster.after`) do not
     start."""
-

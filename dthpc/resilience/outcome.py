@@ -96,7 +96,9 @@ def first_failure(records: Iterable[RankRecord]) -> RankRecord | None:
     return min(failures, key=lambda record: (record.echo, record.time), default=None)
 
 
-_ECHO = re.compile(r"connect|peer|broken pipe|socket|timed? ?out|time-out|nccl|gloo|remote process|end of file|take part", re.I)
+_ECHO = re.compile(
+    r"connect|peer|broken pipe|socket|timed? ?out|time-out|nccl|gloo|remote process|end of file|take part", re.I
+)
 """Words of errors by which a rank tells that another one is gone."""
 
 
