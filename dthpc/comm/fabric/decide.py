@@ -130,7 +130,7 @@ def decide(
 
 
 def _devices(nodes: Mapping[str, NodeNetwork]) -> dict[str, DeviceChoice]:
-    """The choice of each node, made once for all that hold the same tuple of adapters, as `NodeNetwork.from_json` gives them."""
+    """The choice of each node, made once for all that hold the same tuple of adapters (`NodeNetwork.from_json`)."""
     made: dict[int, DeviceChoice] = {}
     for node in nodes.values():
         if id(node.devices) not in made:
