@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from dthpc.comm.fabric.model import Interface, NodeNetwork
 
@@ -113,18 +114,23 @@ def _loopback(interface: Interface) -> str | None:
 
 
 def _by_name(interface: Interface) -> str | None:
-    name = interface.name
+    return _by_names(interface.name, interface.kind, interface.driver, is_high_speed(interface))
+
+
+@lru_cache(maxsize=1024)
+def _by_names(name: str, kind: str | None, driver: str | None, high_speed: bool) -> str | None:
+    """The same of plain words: the nodes of a cluster ask of the same few."""
     if _CONTAINERS.match(name):
         return "made by a container engine or hypervisor; its addresses are often the same on every machine"
-    if _TUNNELS.match(name) and not is_high_speed(interface):
+    if _TUNNELS.match(name) and not high_speed:
         return "a tunnel"
     if _OTHER.match(name):
         return "no network card"
-    if interface.driver in _USB_DRIVERS:
+    if driver in _USB_DRIVERS:
         return "the management controller's USB card"
     if kept := is_set_aside(name):
         return kept
-    return _KINDS.get(interface.kind or "")
+    return _KINDS.get(kind or "")
 
 
 def _port(interface: Interface, node: NodeNetwork) -> str | None:

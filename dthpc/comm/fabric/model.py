@@ -106,6 +106,8 @@ class Interface:
     def routable(self) -> tuple[IfAddress, ...]:
         """Addresses that others may reach: IPv4 first, those of an alias last."""
         found = [address for address in self.addresses if address.routable]
+        if len(found) < 2:
+            return tuple(found)
         return tuple(sorted(found, key=lambda address: (address.label is not None, address.ip.version)))
 
 
