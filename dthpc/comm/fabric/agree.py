@@ -60,7 +60,8 @@ class Option:
 
     @property
     def private(self) -> bool:
-        return all(address.ip.is_private for _, address in self.taken.values())
+        ips = (address.ip for _, address in self.taken.values())
+        return next(ips).is_private if self.certainty == _CERTAIN else all(ip.is_private for ip in ips)
 
     @property
     def routed(self) -> int:
@@ -165,6 +166,8 @@ def _match(
     """The other node's best counterpart: in the same subnet, else of the same name, else near."""
     if address.subnet is not None and (certain := held.get(address.subnet)):
         name = candidate.interface.name
+        if len(certain) == 1:
+            return certain[0]
         return max(certain, key=lambda each: (each[0].interface.name == name, each[0].quality))
     best: tuple[tuple[int, ...], tuple[Candidate, IfAddress]] | None = None
     for other in others:
