@@ -44,6 +44,8 @@ def read_rocm_smi(text: str, where: str = "rocm-smi --showtopo") -> Topology:
     gpus = tuple(_gpu(number, facts.get(number, {})) for number in numbers)
     links = tuple(_links([str(number) for number in numbers], tables, where))
     notes = _notes(text, facts, numbers)
+    if len(numbers) > 1 and not links and re.search(r"between two GPUs", text, re.I):
+        notes.append("the matrices of links are cut or broken, and are not read")
     told = ("gpus", "links") if links else ("gpus",)
     return Topology(
         gpus=gpus, links=links or None, complete=not notes, sources=(Source(KIND, where, told),), notes=tuple(notes)
@@ -97,7 +99,9 @@ def _facts(text: str, where: str) -> dict[int, dict[str, str]]:
     """What lines such as `GPU[0] : (Topology) Numa Node: 3` say of each GPU."""
     facts: dict[int, dict[str, str]] = {}
     for number, rest in _LINE.findall(text):
-        name, colon, value = re.sub(r"^\((?:Topology|XGMI)\)\s*", "", rest).rpartition(": ")
+        told = re.sub(r"^\((?:Topology|XGMI)\)\s*", "", rest)
+        # Blanks may be lost; bus ids have colons of their own.
+        name, colon, value = told.rpartition(": ") if ": " in told else told.partition(":")
         name = name.strip().lower()
         if not colon or not name:
             continue

@@ -17,7 +17,7 @@ KIND_NETDEV = "ibdev2netdev"
 
 _FIELD = re.compile(r"^[ \t]*([A-Za-z][\w ]*?)\s*:[ \t]*(.*?)[ \t]*$", re.M)
 _NETDEV = re.compile(
-    r"^\W*(?:(?P<bus>[0-9a-fA-F:]+\.[0-7])\s+)?(?P<name>[A-Za-z][\w.-]*)\b(?P<middle>.*?)\bport\s+(?P<port>\d+)\s*"
+    r"^\W*(?:(?P<bus>[0-9a-fA-F:]+\.[0-7])\s+)?(?P<name>[a-z][a-zA-Z_.-]*\d[\w.-]*)\b(?P<middle>.*?)\bport\s+(?P<port>\d+)\s*"
     r"(?:\((?P<state>\w+)\s*\))?\s*==>\s*(?P<net>\S+)\s*\((?P<up>\w+)\s*\)",
     re.M,
 )
@@ -71,7 +71,12 @@ def read_ibdev2netdev(text: str, where: str = "ibdev2netdev") -> Topology:
         UserError: the text names no adapter.
     """
     nics: dict[str, Nic] = {}
-    for match in _NETDEV.finditer(clean(text)):
+    text = clean(text)
+    lines = list({match.group().strip(): match for match in _NETDEV.finditer(text)}.values())
+    broken = [line for line in text.split("\n") if "==>" in line and not _NETDEV.search(line)]
+    if broken:
+        raise refuse(where, "a line does not begin with its adapter", broken[0], "save the output of `ibdev2netdev`")
+    for match in lines:
         interface, up = match["net"], match["up"].lower() == "up"
         ethernet = not re.match(r"ib", interface)
         state = match["state"].lower() if match["state"] else ("up" if up else "down") if ethernet else None
@@ -146,11 +151,27 @@ def _kinded(nic: Nic, transport: str) -> Nic:
 
 
 def _topology(kind: str, where: str, nics: Sequence[Nic]) -> Topology:
+    nics = _each_once(nics, where)
     bare = [nic.name for nic in nics if not nic.ports]
     cut = [nic.name for nic in nics if kind == KIND_IBSTAT for port in nic.ports or () if port.link_layer is None]
     notes = [f"the text is cut within {bare[-1]}, whose ports are not known"] if bare else []
     notes += [f"the text is cut within the port of {cut[-1]}"] if cut else []
     return Topology(nics=tuple(nics), complete=not notes, sources=(Source(kind, where, ("nics",)),), notes=tuple(notes))
+
+
+def _each_once(nics: Sequence[Nic], where: str) -> list[Nic]:
+    """The adapters without repetitions, as of a text that was pasted twice.
+
+    Raises:
+        UserError: one stands there twice and differs.
+    """
+    found: dict[str, Nic] = {}
+    for nic in nics:
+        earlier = found.setdefault(nic.name, nic)
+        if earlier != nic:
+            why = f"{nic.name} stands there twice and differs, as in outputs of two nodes or of two times"
+            raise refuse(where, why, nic.name, "give one output")
+    return list(found.values())
 
 
 def _fields(text: str) -> dict[str, str]:

@@ -68,7 +68,7 @@ def _from_fields(fields: Sequence[tuple[str, str]], where: str) -> Topology:
     if not numbers and "CPU(s)" not in known:
         read = "; ".join(f"{name}: {value}" for name, value in fields[:3])
         raise refuse(where, "the text has neither a number of CPUs nor memory nodes", read, INSTEAD)
-    nodes = [NumaNode(number, _list(value, where)) for number, value in sorted(numbers.items())]
+    nodes = [NumaNode(number, _list_or_none(value, where)) for number, value in sorted(numbers.items())]
     online = _online(known, "On-line CPU(s) ", where)
     offline = _online(known, "Off-line CPU(s) ", where)
     told = _count(known, "NUMA node(s)")
@@ -97,6 +97,10 @@ def _list(text: str, where: str) -> CpuSet:
     if text in ("", "-", "null"):
         return frozenset()
     return parse_mask(text, where) if text.startswith("0x") else parse_cpus(text, where)
+
+
+def _list_or_none(text: str, where: str) -> CpuSet | None:
+    return None if text.upper() in ("N/A", "NA", "UNKNOWN", "?") else _list(text, where)
 
 
 def _online(known: dict[str, str], name: str, where: str) -> CpuSet | None:

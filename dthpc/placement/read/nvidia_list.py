@@ -37,9 +37,23 @@ def read_nvidia_list(text: str, where: str = "nvidia-smi -L") -> Topology:
         if len(re.findall(r"^\s*MIG \S+\s+Device", body, re.M)) != len(parts):
             notes.append(f"an instance of GPU {match[1]} is cut, and is left out")
         gpus.append(_gpu(int(match[1]), uuid=match[3], model=match[2], parts=parts))
+    gpus = _each_once(gpus, where)
     return Topology(
         gpus=tuple(gpus), complete=not notes, sources=(Source(KIND_LIST, where, ("gpus",)),), notes=tuple(notes)
     )
+
+
+def _each_once(gpus: list[Gpu], where: str) -> list[Gpu]:
+    """The GPUs without repetitions, as of a text that was pasted twice.
+
+    Raises:
+        UserError: one stands there twice and differs.
+    """
+    found: dict[str, Gpu] = {}
+    for gpu in gpus:
+        if found.setdefault(gpu.key, gpu) != gpu:
+            raise refuse(where, f"{gpu.key} stands there twice and differs", gpu.key, "give the output of one node")
+    return list(found.values())
 
 
 def read_nvidia_query(text: str, where: str = "nvidia-smi -q -x") -> Topology:

@@ -7,6 +7,9 @@ import re
 from dthpc.errors import UserError
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\^_()][0-9A-B]?")
+_DASHES = dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-")
+"""What word processors and web pages make of a hyphen."""
+
 _BLANK_LIKE = {"\u00a0": " ", "\u2007": " ", "\u202f": " ", "\ufeff": "", "\u200b": ""}
 _FOUR_BIT_COLOUR = re.compile(r"\[(?:\d{1,3}(?:;\d{1,3})*)?m")
 
@@ -17,7 +20,7 @@ def clean(text: str) -> str:
     Codes that lost their escape character (`[4mGPU0[0m`, as copied from some pagers) go too.
     """
     text = _FOUR_BIT_COLOUR.sub("", _ESCAPE.sub("", text))
-    for odd, plain in _BLANK_LIKE.items():
+    for odd, plain in {**_BLANK_LIKE, **_DASHES}.items():
         text = text.replace(odd, plain)
     return re.sub(r"\r+\n?", "\n", text.replace("\r\n", "\n"))
 

@@ -92,3 +92,11 @@ def test_amd_smi_names_gpus_by_bus_id() -> None:
     assert link.weight == 15
     with pytest.raises(UserError):
         read_amd_smi("ERROR: no driver\n")
+
+
+def test_lost_blanks_change_nothing_and_broken_matrices_are_told() -> None:
+    lines = "GPU[0]: (Topology) Numa Node: 1\nGPU[1]: (Topology) Numa Node: 0\n"
+    assert read_rocm_smi(lines.replace(": ", ":")) == read_rocm_smi(lines)
+    broken = read_rocm_smi(f"= Link Type between two GPUs =\n   GP\nU0\n{lines}")
+    assert not broken.complete
+    assert broken.notes == ("the matrices of links are cut or broken, and are not read",)

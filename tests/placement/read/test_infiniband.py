@@ -111,3 +111,15 @@ def test_the_verbose_form_has_bus_ids_and_states_of_ports() -> None:
 def test_a_text_without_adapters_is_refused(reader: object) -> None:
     with pytest.raises(UserError, match="save the output"):
         reader("ibpanic: [1] main: stat of IB device failed\n")  # type: ignore[operator]
+
+
+def test_a_text_that_was_pasted_twice_is_read_once_and_two_different_ones_are_refused() -> None:
+    one = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\n\t\tLink layer: InfiniBand\n"
+    assert read_ibstat(one + one) == read_ibstat(one)
+    with pytest.raises(UserError, match="mlx5_0 stands there twice and differs"):
+        read_ibstat(one + one.replace("Active", "Down"))
+
+
+def test_a_wrapped_line_of_ibdev2netdev_names_no_adapter() -> None:
+    with pytest.raises(UserError, match=r"a line does not begin with its adapter .*X-4 QSFP"):
+        read_ibdev2netdev("0000:05:00.0 mlx5_0 (MT4115 - X) Connect\nX-4 QSFP port 1 (ACTIVE) ==> ib0 (Up)\n")

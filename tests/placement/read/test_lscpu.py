@@ -76,3 +76,8 @@ def test_memory_nodes_that_were_cut_away_are_told() -> None:
     node = read_lscpu(PLAIN.replace("NUMA node1 CPU(s):   2-3,5\n", ""))
     assert not node.complete
     assert "counts 3 memory nodes and lists 2" in node.notes[0]
+
+
+def test_unknown_cpus_of_a_node_are_unknown_and_dashes_of_a_web_page_are_hyphens() -> None:
+    read = read_lscpu("CPU(s): 16\nNUMA node0 CPU(s): 0\u20137\nNUMA node1 CPU(s): N/A\n")
+    assert [node.cpus for node in read.numa or ()] == [frozenset(range(8)), None]

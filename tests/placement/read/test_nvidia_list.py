@@ -73,3 +73,10 @@ def test_a_query_as_csv() -> None:
 def test_other_texts_are_refused(reader: object, text: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         reader(text)  # type: ignore[operator]
+
+
+def test_a_list_that_was_pasted_twice_is_read_once() -> None:
+    one = "GPU 0: NVIDIA A100 (UUID: GPU-1)\n  MIG 1g.10gb     Device  0: (UUID: MIG-a)\n"
+    assert read_nvidia_list(one + one) == read_nvidia_list(one)
+    with pytest.raises(UserError, match="GPU0 stands there twice and differs"):
+        read_nvidia_list(one + one.replace("GPU-1", "GPU-2"))
