@@ -9,6 +9,7 @@ import atexit
 import functools
 import gc
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
@@ -58,7 +59,7 @@ class MpiRankPool:
         self._count += 1
         store = str(Path(self._folder.name) / f"store-{self._count}")
         for rank in range(size):
-            self._connections[rank].send((rank, size, store, function, arguments))
+            _send(self._connections[rank], (rank, size, store, function, arguments))
         answers = self._collect(size)
         if any(error for _, error in answers.values()):
             raise RankFailed([answers[rank][1] for rank in range(size)], list(answers))
@@ -82,7 +83,7 @@ class MpiRankPool:
                 assert isinstance(connection, Connection)
                 rank = waiting.pop(connection)
                 try:
-                    answers[rank] = connection.recv()
+                    answers[rank] = _receive(connection)
                 except (EOFError, ConnectionResetError):
                     answers[rank], lost = (None, "its process died"), True
                 if answers[rank][1] and deadline is None:
@@ -108,7 +109,7 @@ class MpiRankPool:
             )
             listener._listener._socket.settimeout(START_S)  # type: ignore[attr-defined]
             arrived = [listener.accept() for _ in range(size)]
-        ranks = {connection.recv(): connection for connection in arrived}
+        ranks = {_receive(connection): connection for connection in arrived}
         self._connections = [ranks[rank] for rank in range(size)]
 
     def _stop(self, kill: bool = False) -> None:
@@ -153,6 +154,15 @@ def _pool(launcher: list[str], python: str) -> MpiRankPool:
     return started
 
 
+def _send(connection: Connection, message: Any) -> None:
+    # multiprocessing would share a tensor's memory, which only its own children can open.
+    connection.send_bytes(pickle.dumps(message))
+
+
+def _receive(connection: Connection) -> Any:
+    return pickle.loads(connection.recv_bytes())
+
+
 def _serve(address: str, size: int) -> None:
     import torch
     import torch.distributed as dist
@@ -170,10 +180,10 @@ def _serve(address: str, size: int) -> None:
     register(runtime)
     gc.freeze()
     connection = Client(address)
-    connection.send(own)
+    _send(connection, own)
     while True:
         try:
-            rank, members, store, function, arguments = connection.recv()
+            rank, members, store, function, arguments = _receive(connection)
         except EOFError:
             return
         try:
@@ -186,14 +196,14 @@ def _serve(address: str, size: int) -> None:
             )
             answer = (function(rank, *arguments), None)
         except Exception as error:
-            connection.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+            _send(connection, (None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
             answer = None
         finally:
             if dist.is_initialized():
                 dist.destroy_process_group()
             dist.distributed_c10d._world.group_count = 0
         if answer is not None:
-            connection.send(answer)
+            _send(connection, answer)
 
 
 if __name__ == "__main__":

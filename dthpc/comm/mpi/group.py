@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dthpc.comm.mpi import BACKEND
+from dthpc.comm.mpi.agreement import agreed
 from dthpc.comm.mpi.board import Board, ranges
 from dthpc.comm.mpi.buffers import Buffers
 from dthpc.comm.mpi.call import Call
@@ -84,6 +85,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._lane = Lane(self._board, runtime.spins, runtime.keep)
         self._rank, self._size = rank, len(members)
         self._closed = False
+        self._checked = runtime.check or _in_detail()
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -362,6 +364,8 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # --- how it is done ---------------------------------------------------------------------------------------------
 
     def _run(self, call: Call, steps: Steps, result: Any, opts: Any, *, staged: bool = False) -> MPIWork:
+        if self._checked:
+            steps, staged = agreed(call, steps, self._collectives, self._members), True
         timeout = opts.timeout.total_seconds() if opts is not _DEFAULT else 0.0
         operation = Operation(call, steps, self._lane, timeout if timeout > 0 else self._timeout_s, staged=staged)
         self._lane.submit(operation)
@@ -378,6 +382,12 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if not operation.over:
             self._runtime.progress.watch(operation)
         return MPIWork(operation, tensors)
+
+
+def _in_detail() -> bool:
+    """Whether torch's `TORCH_DISTRIBUTED_DEBUG=DETAIL` is set."""
+    torch_says: Any = dist
+    return bool(torch_says.get_debug_level() == torch_says.DebugLevel.DETAIL)
 
 
 def _listed(tensors: Any) -> list[Tensor]:

@@ -29,6 +29,9 @@ class Runtime:
     ranks: tuple[int, ...]
     """For each rank of the default group, its rank in MPI's world."""
 
+    check: bool = False
+    """Whether ranks compare what they call before each collective; `TORCH_DISTRIBUTED_DEBUG=DETAIL` asks for it too."""
+
     progress: Progress = field(default_factory=Progress)
     """The thread that completes what nobody waits for."""
 
@@ -87,7 +90,7 @@ class Runtime:
         self.mpi.COMM_WORLD.Abort(code)
 
 
-def load(rank: int, world_size: int, ranks: Sequence[int] | None = None) -> Runtime:
+def load(rank: int, world_size: int, ranks: Sequence[int] | None = None, check: bool = False) -> Runtime:
     """Start MPI in this process and check that it fits.
 
     Args:
@@ -95,6 +98,7 @@ def load(rank: int, world_size: int, ranks: Sequence[int] | None = None) -> Runt
         world_size: number of ranks in dthpc.
         ranks: for each rank of dthpc its rank in MPI's world, which may then be larger or ordered otherwise; None:
             both are the same.
+        check: whether ranks compare what they call before each collective.
 
     Raises:
         UserError: there is no mpi4py or no MPI library, no MPI launcher started this process, the ranks differ, or the
@@ -108,7 +112,7 @@ def load(rank: int, world_size: int, ranks: Sequence[int] | None = None) -> Runt
             "an MPI built with thread support (Open MPI: --enable-mpi-thread-multiple; MPICH: --enable-threads="
             "multiple; Cray MPICH: MPICH_MAX_THREAD_SAFETY=multiple), and nothing that initialises MPI earlier",
         )
-    runtime = Runtime(mpi, tuple(ranks) if ranks is not None else tuple(range(world_size)))
+    runtime = Runtime(mpi, tuple(range(world_size) if ranks is None else ranks), check)
     # Not mpi4py's own exit handler, which would wait in MPI_Finalize for ranks that still wait for this one.
     atexit.register(_at_exit, runtime)
     return runtime
