@@ -51,7 +51,8 @@ def exclude_requeued(client: SlurmClient, env: Mapping[str, str], nodes: Iterabl
         SlurmError: Slurm refused, or did not answer.
     """
     command = ["scontrol", "update", f"JobId={job_name(env)}", f"ExcNodeList={compress(nodes)}"]
-    answer = client.request([*_DEAF, *command])
+    # Said twice, it means the same.
+    answer = client.query([*_DEAF, *command])
     if answer.code != 0:
         raise SlurmError(command, answer.said, "the job is queued again, and may get the same nodes")
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dthpc.attempt.inbox import SignalInbox
 from dthpc.attempt.lock import Holder, RunLock
@@ -32,6 +32,9 @@ from dthpc.resilience.decide import Decision, Limits, SchedulerState, decide, de
 from dthpc.resilience.outcome import EXIT_CRASH, EXIT_FINISHED, EXIT_USER_ERROR, Outcome, read_records, read_verdict
 from dthpc.resilience.stop import EXIT_STOPPED
 from dthpc.rundir import AttemptDir, RunDir
+
+if TYPE_CHECKING:
+    from dthpc.slurm.client import SlurmClient
 
 SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGCONT")
 
@@ -277,7 +280,7 @@ class _Attempt:
         return decision
 
     def _continue(self, decision: Decision) -> None:
-        from dthpc.attempt.exclude import all_excluded, exclude_requeued
+        from dthpc.attempt.exclude import all_excluded
         from dthpc.attempt.requeue import RequeueForbidden, make_client, requeue, resubmit
 
         keeper = self.keeper
@@ -287,7 +290,7 @@ class _Attempt:
             try:
                 requeue(client, keeper.env)
                 if decision.cause == BAD_NODES:
-                    exclude_requeued(client, keeper.env, avoided)
+                    self._leave_out(client, avoided)
                 return
             except RequeueForbidden as forbidden:
                 if keeper.plan.batch_script is None:
@@ -300,6 +303,16 @@ class _Attempt:
         job = resubmit(client, keeper.run, keeper.plan, keeper.env, keeper.chain, avoided)
         keeper.events.write("run_submitted", attempt=self.folder.number, job_id=job, launcher="continuation")
         print(f"dthpc: continues as job {job}", flush=True)
+
+    def _leave_out(self, client: SlurmClient, nodes: list[str]) -> None:
+        from dthpc.attempt.exclude import exclude_requeued
+
+        try:
+            exclude_requeued(client, self.keeper.env, nodes)
+        except UserError as error:
+            # It is queued all the same, and stops by itself if it is given the same nodes again.
+            why = error.message()
+            self.keeper.events.write("incident", attempt=self.folder.number, what="nodes not excluded", why=why)
 
 
 def limits_of(plan: LaunchPlan) -> Limits:

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from dthpc.attempt.order import BLOCKS, order_words
+from dthpc.attempt.plan import LaunchPlan
+from dthpc.rundir import AttemptDir
 from tests.conftest import REPOSITORY, missing_for_slurm
 
 pytestmark = pytest.mark.slurm
 
-SUBMIT = [sys.executable, "-m", "dthpc.submit", "+cluster=slurm", "cluster.nodes=4", "cluster.tasks_per_node=2"]
+SUBMIT = [sys.executable, "-m", "dthpc.submit", "+cluster=slurm", "cluster.nodes=4"]
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +46,32 @@ def run_of(tree: Any, root: Path, name: str, *words: str) -> Path:
     return folder
 
 
-def hosts_of(folder: Path) -> list[str]:
-    return [(folder / f"host-{rank}").read_text() for rank in range(8)]
-
-
 def test_ranks_fill_the_nodes_of_one_switch_before_those_of_the_next(tree: Any, tmp_path: Path) -> None:
     folder = run_of(tree, tmp_path, "switches")
-    assert hosts_of(folder) == [f"node{number} {local}" for number in (1, 3, 2, 4) for local in (0, 1)]
+    found = [(folder / f"host-{rank}").read_text() for rank in range(4)]
+    assert found == [f"node{number} 0" for number in (1, 3, 2, 4)]
 
 
-def test_what_the_user_says_of_the_distribution_wins(tree: Any, tmp_path: Path) -> None:
-    folder = run_of(tree, tmp_path, "cyclic", "+cluster.srun.distribution=cyclic")
-    assert [line.split()[0] for line in hosts_of(folder)] == ["node1", "node2", "node3", "node4"] * 2
+@pytest.mark.parametrize("changed", ["distribution", "by_switch", "few"])
+def test_what_the_user_says_of_the_order_wins(tree: Any, tmp_path: Path, changed: str) -> None:
+    plan = LaunchPlan(
+        kind="slurm",
+        nodes=4,
+        max_nodes=4,
+        tasks_per_node=2,
+        cpus_per_task=1,
+        threads_per_rank=1,
+        gpus_per_node=0,
+        rank_command=[],
+        keeper_command=[],
+        srun_options=["--distribution=cyclic" if changed == "distribution" else BLOCKS],
+        placement={"by_switch": changed != "by_switch"},
+    )
+    attempt = AttemptDir(tmp_path / "0")
+    attempt.path.mkdir()
+    env = {**os.environ, "SLURM_JOB_NODELIST": "node[1-4]"}
+    assert order_words(plan, env, attempt, 2 if changed == "few" else 4) == []
+    assert list(attempt.path.iterdir()) == []
 
 
 def test_a_dry_run_tells_the_order(tree: Any) -> None:
