@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_INT_MAX = 2**31 - 1
+_INT_MAX = 2**31 - 64
+"""Elements in one message where the library counts by int: a little less than there are, for whole cache lines."""
 
 
 class Buffers:
@@ -40,12 +41,11 @@ class Buffers:
         """A contiguous flat tensor whose consecutive parts belong to the ranks, for the calls with counts."""
         return [self._at(tensor.data_ptr(), tensor.numel() * tensor.element_size()), counts, datatype]
 
-    def pieces(self, flat: Tensor) -> Iterator[Tensor]:
+    def pieces(self, flat: Tensor) -> Sequence[Tensor]:
         """A contiguous tensor in parts whose count the library takes: itself, if it can."""
         if self.most is None or flat.numel() <= self.most:
-            yield flat
-        else:
-            yield from flat.view(-1).tensor_split(range(2**30, flat.numel(), 2**30))
+            return [flat]
+        return flat.view(-1).tensor_split(list(range(self.most, flat.numel(), self.most)))
 
     def direct(self, tensor: Tensor) -> bool:
         """Whether MPI may read and write a tensor where it is."""

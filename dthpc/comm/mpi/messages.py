@@ -42,9 +42,9 @@ class Messages:
         """Receive a tensor of exactly this size, from a peer, or from any for None; returns the sender."""
         room = self._buffers.writable(tensor)
         datatype = self._buffers.moved(room)
-        pieces = list(self._buffers.pieces(room))
+        pieces = self._buffers.pieces(room)
         if peer is None and len(pieces) > 1:
-            raise ValueError("from any source, this MPI library receives at most 2^31 - 1 elements")
+            raise ValueError("from any source, this MPI library receives less than 2^31 elements")
         source = self._mpi.ANY_SOURCE if peer is None else peer
         arrivals = [
             Arrival(self._mpi, self._comm.Irecv(self._buffers.spec(piece, datatype), source, tag)) for piece in pieces

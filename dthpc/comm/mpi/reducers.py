@@ -44,7 +44,7 @@ class Reducers:
         if rule.combine is not None:
             yield from self._all_reduce_here(buffer, tensor, rule)
             return
-        pieces = list(self._buffers.pieces(buffer))
+        pieces = self._buffers.pieces(buffer)
         yield [
             self._comm.Iallreduce(self._mpi.IN_PLACE, self._buffers.spec(piece, rule.datatype), rule.operation)
             for piece in pieces
