@@ -28,8 +28,7 @@ def run(config: Any, context: RankContext) -> None:
         print(report.text(), flush=True)
         for verdict in report.bad:
             context.events.write("incident", what="bad node", node=verdict.node, why="; ".join(verdict.why))
-        told = {"nodes": len(report.verdicts), "bad": [verdict.node for verdict in report.bad]}
-        context.events.write("preflight", **told, seconds=round(report.seconds, 1), text=report.text())
+        context.events.write("report", **report.event(), seconds=round(report.seconds, 1))
     if report.bad and config.job.fail:
         raise UserError(
             f"{report.exclude} would hold the others up: {report.bad[0].why[0]}",
