@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dthpc.errors import UserError, UserErrors, nearest
+from dthpc.jobs.preflight.options import examines
 from dthpc.launch import containers
 from dthpc.launch.allocation import fit
 from dthpc.launch.checks import layout_verdicts
@@ -72,7 +73,7 @@ def judge_launch(
     request, errors = try_request(cfg)
     case = _Case(cfg, request, site, env, client or SlurmClient(environment=env))
     verdicts = [error("request", one) for one in errors] or [ok("request", _told(request))]
-    checks: list[Callable[[_Case], Iterator[Verdict]]] = [_container, _mpi]
+    checks: list[Callable[[_Case], Iterator[Verdict]]] = [_container, _mpi, _first_phase]
     if request.kind == "local":
         checks += [_local_cores, _local_python]
     elif request.kind == "allocation":
@@ -338,6 +339,24 @@ def _enough_left(case: _Case, record: PartitionRecord) -> Verdict:
     why = f"partition {record.name} has {besides} besides, and the run needs {case.request.nodes}"
     value = case.cfg.cluster.exclude
     return error("hosts", UserError(why, key="cluster.exclude", value=value, instead="a shorter list, or fewer nodes"))
+
+
+def _first_phase(case: _Case) -> Iterator[Verdict]:
+    """Whether examining nodes before training can do anything (`resilience.preflight`)."""
+    request = case.request
+    if not case.cfg.resilience.preflight or examines(case.cfg):
+        return
+    if request.max_nodes < 2:
+        yield warning("preflight", "resilience.preflight compares nodes, and this run has one: it is passed over")
+    elif request.kind == "allocation":
+        yield warning(
+            "preflight", "bad nodes end the run: an allocation of salloc has no others (resilience.preflight)"
+        )
+    elif request.max_nodes == 2:
+        factor = case.cfg.resilience.checks.two_nodes_factor
+        yield ok("preflight", f"of two nodes, one is refused only if it is slower by a factor of {factor:g}")
+    else:
+        yield ok("preflight", "nodes are examined before training; bad ones are left out and the job is queued again")
 
 
 def _requeue(case: _Case) -> Iterator[Verdict]:

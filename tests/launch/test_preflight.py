@@ -134,3 +134,37 @@ def test_local_ranks_without_cores_of_their_own_cost_time(tmp_path: Path) -> Non
         f"{cores} of {cores} cores"
         in found(judge_launch(make_config(tmp_path, kind="local", tasks_per_node=cores)), "ok")["cores"]
     )
+
+
+@pytest.mark.parametrize(
+    ("cluster", "status", "told"),
+    [
+        ({"nodes": 1}, "warning", "compares nodes, and this run has one"),
+        ({"nodes": 2}, "ok", "of two nodes, one is refused only if it is slower by a factor of 3"),
+        ({"nodes": 3}, "ok", "bad ones are left out and the job is queued again"),
+    ],
+)
+def test_what_examining_nodes_before_training_can_do_is_told(
+    tmp_path: Path, cluster: dict[str, Any], status: str, told: str
+) -> None:
+    config, client = make_config(tmp_path, **cluster), client_of(tmp_path / "bin")
+    assert not [one for one in judge_launch(config, make_site(), client=client) if one.check == "preflight"]
+    config.resilience.preflight = True
+    (one,) = [one for one in judge_launch(config, make_site(), client=client) if one.check == "preflight"]
+    assert (one.status, told in one.note) == (status, True)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "exclude", "status", "told"),
+    [
+        (2, "n3", "ok", "2 nodes of main left without those of cluster.exclude"),
+        (3, "n3", "error", "cluster.exclude=n3: partition main has 2 nodes besides, and the run needs 3"),
+        (1, "n[1-3]", "error", "partition main has no nodes besides, and the run needs 1"),
+        (1, "n9", "error", "cluster.exclude=n9: the site has no such node"),
+    ],
+)
+def test_excluded_nodes_are_known_and_leave_enough(
+    tmp_path: Path, nodes: int, exclude: str, status: str, told: str
+) -> None:
+    verdicts = judge(tmp_path, nodes=nodes, exclude=exclude)
+    assert told in " ".join(one.note for one in verdicts if (one.check, one.status) == ("hosts", status))
