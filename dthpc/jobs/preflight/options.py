@@ -37,7 +37,9 @@ def check(config: Any) -> list[UserError]:
 
 def examines(config: Any) -> bool:
     """Whether a configuration runs the job `preflight`, which trains nothing."""
-    return str(config.job.get("_target_")) == TARGET
+    from omegaconf import OmegaConf
+
+    return not OmegaConf.is_missing(config, "job") and str(config.job.get("_target_")) == TARGET
 
 
 def _mistakes(key: str, checks: Any) -> Iterator[UserError]:
