@@ -82,7 +82,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._collectives = Collectives(mpi, self._comm, buffers, self._messages.collective_tag)
         self._reducers = Reducers(self._collectives)
         self._board = Board(store, name, members, rank)
-        self._lane = Lane(self._board, runtime.spins, runtime.keep)
+        self._lane = Lane(self._board, runtime.keep)
         self._rank, self._size = rank, len(members)
         self._closed = False
         self._checked = runtime.check or _in_detail()
@@ -369,12 +369,11 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         timeout = opts.timeout.total_seconds() if opts is not _DEFAULT else 0.0
         operation = Operation(call, steps, self._lane, timeout if timeout > 0 else self._timeout_s, staged=staged)
         self._lane.submit(operation)
-        work = MPIWork(operation, result)
         if not getattr(opts, "asyncOp", True):
             operation.wait()
         elif not operation.over:
             self._runtime.progress.watch(operation)
-        return work
+        return MPIWork(operation, result)
 
     def _message(self, call: Call, steps: Steps, tensors: list[Tensor]) -> MPIWork:
         operation = Operation(call, steps, self._lane, self._timeout_s)

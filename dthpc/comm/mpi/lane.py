@@ -21,18 +21,16 @@ class Lane:
     is called after it is started when it is over.
     """
 
-    def __init__(self, board: Board, spins: int, keep: Callable[[object], None]) -> None:
+    def __init__(self, board: Board, keep: Callable[[object], None]) -> None:
         """Make an empty one.
 
         Args:
             board: where ranks tell each other what they wait for.
-            spins: how often a waiting thread asks MPI before it offers its core to others.
             keep: takes what must not be freed, because MPI may still write into it.
         """
         self.blocker: Operation | None = None
         self.broken: str | None = None
         self._board = board
-        self._spins = spins
         self._keep = keep
         self._lock = threading.RLock()
         self._queue: deque[Operation] = deque()
@@ -128,8 +126,8 @@ class Lane:
         return failure
 
     def pace(self) -> Pace:
-        """Ask often at first, then offer the core, then nap."""
-        return Pace(self._spins, 400)
+        """Ask for about a millisecond before the first nap."""
+        return Pace(1500)
 
     def _break(self, why: str, operation: Operation, failure: CommunicationError) -> None:
         with self._lock:

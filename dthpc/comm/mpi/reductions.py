@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 _SHORT = {torch.float16, torch.bfloat16} | {
@@ -116,9 +117,12 @@ class Reductions:
         return self._datatypes[dtype]
 
 
+_NAMES: dict[Any, str] = {member: name for name, member in dist.ReduceOp.RedOpType.__members__.items()}
+
+
 def _name(op: Any) -> str:
     # torch has `ReduceOp.SUM` as a member of an enumeration, and as an object that holds one.
-    return str(getattr(op, "op", op)).rsplit(".", 1)[-1]
+    return _NAMES[getattr(op, "op", op)]
 
 
 def _datatypes(mpi: Any) -> dict[torch.dtype, Any]:

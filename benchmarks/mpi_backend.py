@@ -1,0 +1,249 @@
+"""What the MPI process group costs over MPI itself, and what it gains over Gloo, in one run on this machine.
+
+    python benchmarks/mpi_backend.py                    2 and 4 ranks, about two minutes
+    python benchmarks/mpi_backend.py --ranks 2 --quick  fewer sizes and rounds
+
+It starts its ranks by the `mpiexec` beside the interpreter. All three (mpi4py on NumPy arrays, torch on the MPI group,
+torch on Gloo) take turns in the same processes, so that a ratio compares like with like whatever else the machine does;
+a figure is the lowest time of many rounds, in which all ranks start together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dthpc.comm.mpi import BACKEND, register
+from dthpc.comm.mpi.runtime import load
+
+SIZES = [8, 1024, 16384, 65536, 262144, 2**20, 2**22, 2**24, 2**26]
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.store:
+        Rank(given.store, given.quick).run()
+        return
+    for size in given.ranks:
+        launch(size, given.quick)
+
+
+def launch(size: int, quick: bool) -> None:
+    """Run the measurement on some ranks."""
+    launcher = Path(sys.executable).parent / "mpiexec"
+    # Open MPI refuses by default what a measurement on one machine needs; MPICH does not read these.
+    allowed = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    mapping = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        command = [str(launcher), "-n", str(size), sys.executable, __file__, "--store", f"{folder}/store"]
+        subprocess.run(
+            [*command, *(["--quick"] if quick else [])], env={**os.environ, **allowed, **mapping}, check=True
+        )
+
+
+class Rank:
+    """One rank's part of the measurement."""
+
+    def __init__(self, store: str, quick: bool) -> None:
+        from mpi4py import rc
+
+        rc.finalize, rc.thread_level = False, "multiple"
+        from mpi4py import MPI
+
+        self.mpi = MPI
+        self.comm = MPI.COMM_WORLD.Dup()
+        self.rank, self.size, self.quick = self.comm.rank, self.comm.size, quick
+        torch.set_num_threads(1)
+        runtime = load(self.rank, self.size)
+        register(runtime)
+        dist.init_process_group(
+            BACKEND,
+            store=dist.FileStore(store, self.size),
+            rank=self.rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=120),
+        )
+        self.gloo: Any = dist.new_group(backend="gloo")
+        self.library = runtime.library
+
+    def run(self) -> None:
+        """Measure and print."""
+        self.say(f"\n{self.size} ranks on {os.cpu_count()} cores, {self.library}, torch {torch.__version__}")
+        self.say("lowest times in µs; 'over raw' is what the group adds to the call of mpi4py\n")
+        self.say(
+            f"{'operation':15} {'bytes':>9} {'mpi4py':>9} {'group':>9} {'over raw':>17} {'Gloo':>9} {'Gloo/group':>10}"
+        )
+        for kind in KINDS:
+            for nbytes in SIZES[:: 3 if self.quick else 1]:
+                self.compare(kind, nbytes)
+        self.data_parallel()
+        self.overlap()
+        dist.destroy_process_group()
+
+    def say(self, text: str) -> None:
+        """Print once."""
+        if self.rank == 0:
+            print(text, flush=True)
+
+    # --- single operations ------------------------------------------------------------------------------------------
+
+    def compare(self, kind: str, nbytes: int) -> None:
+        """One line of the table."""
+        calls = [self.raw(kind, nbytes), self.torch(kind, nbytes, None), self.torch(kind, nbytes, self.gloo)]
+        rounds = (200 if nbytes < 2**18 else 20 if nbytes < 2**24 else 6) // (2 if self.quick else 1)
+        raw, group, gloo = (1e6 * seconds for seconds in self.lowest(calls, rounds))
+        over = f"{group / raw:6.2f} × {group - raw:+7.1f}"
+        self.say(f"{kind:15} {nbytes:9} {raw:9.1f} {group:9.1f} {over:>17} {gloo:9.1f} {gloo / group:10.2f}")
+
+    def lowest(self, calls: list[Callable[[], object]], rounds: int) -> list[float]:
+        """Lowest times of calls that take turns; the slowest rank's time counts."""
+        times: list[list[float]] = [[] for _ in calls]
+        for turn in range(rounds + 2):
+            for call, kept in zip(calls, times, strict=True):
+                self.comm.Barrier()
+                began = time.perf_counter()
+                call()
+                if turn >= 2:
+                    kept.append(time.perf_counter() - began)
+        mine = np.array(times)
+        slowest = np.empty_like(mine)
+        self.comm.Allreduce(mine, slowest, self.mpi.MAX)
+        return [float(row.min()) for row in slowest]
+
+    def raw(self, kind: str, nbytes: int) -> Callable[[], object]:
+        """The call of mpi4py on NumPy arrays."""
+        comm, count, size = self.comm, max(nbytes // 4, self.size), self.size
+        count = count // size * size
+        whole, other = np.ones(count, np.float32), np.ones(count, np.float32)
+        share = np.ones(count // size, np.float32)
+        in_place, following, before = self.mpi.IN_PLACE, (self.rank + 1) % size, (self.rank - 1) % size
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: comm.Allreduce(in_place, whole),
+            "all_gather": lambda: comm.Allgather(share, whole),
+            "reduce_scatter": lambda: comm.Reduce_scatter_block(whole, share),
+            "broadcast": lambda: comm.Bcast(whole),
+            "all_to_all": lambda: comm.Alltoall(whole, other),
+            "send_recv": lambda: comm.Sendrecv(whole, following, recvbuf=other, source=before),
+        }
+        return calls[kind]
+
+    def torch(self, kind: str, nbytes: int, group: Any) -> Callable[[], object]:
+        """The call of torch on a group."""
+        count, size = max(nbytes // 4, self.size), self.size
+        count = count // size * size
+        whole, other, share = torch.ones(count), torch.ones(count), torch.ones(count // size)
+        following, before = (self.rank + 1) % size, (self.rank - 1) % size
+
+        def send_recv() -> None:
+            sent: Any = dist.isend(whole, following, group=group)
+            dist.recv(other, before, group=group)
+            sent.wait()
+
+        calls: dict[str, Callable[[], object]] = {
+            "all_reduce": lambda: dist.all_reduce(whole, group=group),
+            "all_gather": lambda: dist.all_gather_single(whole, share, group=group),
+            "reduce_scatter": lambda: dist.reduce_scatter_single(share, whole, group=group),
+            "broadcast": lambda: dist.broadcast(whole, 0, group=group),
+            "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+            "send_recv": send_recv,
+        }
+        return calls[kind]
+
+    # --- training ---------------------------------------------------------------------------------------------------
+
+    def data_parallel(self) -> None:
+        """A step of DistributedDataParallel, less the same step without it."""
+        batch = torch.randn(16, 768)
+
+        def model() -> nn.Module:
+            return nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(768, 768), nn.ReLU())])
+
+        steps = [
+            _step(model(), batch),
+            _step(DistributedDataParallel(model()), batch),
+            _step(DistributedDataParallel(model(), process_group=self.gloo), batch),
+        ]
+        alone, group, gloo = self.lowest(steps, 6 if self.quick else 20)
+        self.say(f"\nDDP, 8 layers of 2.4 MB: step alone {1e3 * alone:.1f} ms, on the group {1e3 * group:.1f}, on Gloo "
+                 f"{1e3 * gloo:.1f}: overhead {(group - alone) / (gloo - alone):.2f} × Gloo's")  # fmt: skip
+
+    def overlap(self) -> None:
+        """How much of the communication a backward pass hides whose computation only sleeps."""
+        models = [
+            DistributedDataParallel(nn.Sequential(*[Sleeper(2**20) for _ in range(8)]), bucket_cap_mb=4)
+            for _ in range(2)
+        ]
+        models[0].register_comm_hook(None, _keep)
+        tensors, start = [torch.ones(2**20) for _ in range(8)], torch.ones(1)
+
+        def only_communicate() -> None:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+
+        calls = [_step(models[0], start), _step(models[1], start), only_communicate]
+        alone, both, talk = (1e3 * seconds for seconds in self.lowest(calls, 4 if self.quick else 10))
+        hidden = 100 * (1 - (both - alone) / talk)
+        self.say(f"Overlap, DDP, 8 layers of 4 MiB and 15 ms of sleep: step without communication {alone:.1f} ms, "
+                 f"with it {both:.1f}, communication alone {talk:.1f}: {hidden:.0f} % hidden")  # fmt: skip
+
+
+def _keep(_: None, bucket: Any) -> torch.futures.Future[Tensor]:
+    """A hook that does all that DDP does but communicate."""
+    future: torch.futures.Future[Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+class Sleeper(nn.Module):
+    """A layer whose backward pass takes time and no processor."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _Sleep.apply(x, self.weight)
+        return out
+
+
+class _Sleep(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        time.sleep(0.015)
+        (weight,) = ctx.saved_tensors
+        return grad, torch.ones_like(weight)
+
+
+def _step(model: nn.Module, batch: Tensor) -> Callable[[], None]:
+    def step() -> None:
+        model(batch).sum().backward()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
