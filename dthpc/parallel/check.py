@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from dthpc.config.schema import ActivationConfig, GradientConfig, OffloadConfig, OuterConfig, ParallelConfig
+from dthpc.config.parallel import ActivationConfig, GradientConfig, OffloadConfig, OuterConfig, ParallelConfig
 from dthpc.errors import UserError, nearest
 from dthpc.parallel.combinations import find_conflicts, value_at
 from dthpc.parallel.fit import check_model

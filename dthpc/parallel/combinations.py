@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from dthpc.config.schema import ParallelConfig
+from dthpc.config.parallel import ParallelConfig
 from dthpc.errors import UserError
 
 # Optimizers whose update of one element depends on others, by parts of their names.

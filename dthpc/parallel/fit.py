@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dthpc.config.schema import ParallelConfig
+from dthpc.config.parallel import ParallelConfig
 from dthpc.errors import UserError
 from dthpc.models.check import CONVNET_TARGET, GPT_TARGET, VIT_TARGET, default_hidden
 from dthpc.parallel.combinations import value_at

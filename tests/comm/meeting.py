@@ -67,7 +67,7 @@ def begin(request: dict[str, Any]) -> None:
     from omegaconf import OmegaConf
 
     from dthpc.comm.start import Choice, start
-    from dthpc.config.schema import CommConfig
+    from dthpc.config.comm import CommConfig
 
     peer = Peer(request["rank"], request["world_size"], request["host"])
     attempt = RunDir(Path(sys.argv[1])).attempt(0)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dthpc.config.schema import ActivationConfig
+from dthpc.config.parallel import ActivationConfig
 from dthpc.errors import UserError
 from dthpc.models.convnet import ConvNet
 from dthpc.models.dropout import DropoutStream, attach

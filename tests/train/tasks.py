@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
 
-from dthpc.config.schema import CommConfig, OptimConfig, ParallelConfig, PrecisionConfig, ResilienceConfig
+from dthpc.config.comm import CommConfig
+from dthpc.config.parallel import ParallelConfig, PrecisionConfig
+from dthpc.config.schema import OptimConfig, ResilienceConfig
 from dthpc.context import RankContext
 from dthpc.jobs.train import run
 from dthpc.monitor.events import EventLog

@@ -9,7 +9,7 @@ from torch.distributed import distributed_c10d
 
 from dthpc.comm.watchdog.session import Settings, prepare
 from dthpc.comm.watchdog.torch_record import nccl_variables
-from dthpc.config.schema import CommConfig
+from dthpc.config.comm import CommConfig
 from dthpc.rundir import RunDir
 
 
