@@ -134,6 +134,8 @@ def _serve(connection: Connection) -> None:
                 world_size=size,
                 timeout=timedelta(seconds=COLLECTIVE_S),
             )
+            # A task that sends nothing could end, and its group with it, while another rank still connects.
+            dist.barrier()
             answer = (function(rank, *arguments), None)
         except Exception as error:
             # Told before the group ends, so that this comes before the errors of ranks that then lose their peer.
