@@ -198,19 +198,21 @@ class Collectives:
 
 def together(parts: Sequence[Steps]) -> Steps:
     """Several operations at once: their first steps, then their second ones, and so on."""
-    rounds: list[list[Request]]
-    running = list(parts)
+    return parts[0] if len(parts) == 1 else _all_of(parts)
+
+
+def _all_of(running: Sequence[Steps]) -> Steps:
     while running:
-        rounds, going = [], []
+        requests: list[Request] = []
+        going = []
         for steps in running:
-            try:
-                rounds.append(list(next(steps)))
+            started = next(steps, None)
+            if started is not None:
+                requests += started
                 going.append(steps)
-            except StopIteration:
-                continue
         running = going
         if running:
-            yield [request for requests in rounds for request in requests]
+            yield requests
 
 
 def _same_dtype(tensors: Sequence[Tensor]) -> None:

@@ -19,7 +19,7 @@ def aware(mpi: Any) -> bool:
     decided = os.environ.get("DTHPC_MPI_CUDA")
     if decided is not None:
         return decided == "1"
-    library = ctypes.CDLL(None)
+    library = ctypes.CDLL(str(mpi.__file__))  # which finds what it is linked to as well
     if _has(library, "MPIX_Query_cuda_support"):
         return bool(library.MPIX_Query_cuda_support())
     if _has(library, "MPIX_GPU_query_support"):

@@ -20,7 +20,7 @@ from dthpc.comm.mpi.errors import CommunicationTimeout
 from dthpc.comm.mpi.join import join
 from dthpc.comm.mpi.lane import Lane
 from dthpc.comm.mpi.messages import Messages
-from dthpc.comm.mpi.operation import Operation, Steps
+from dthpc.comm.mpi.operation import Operation, Request, Steps, briefly, done
 from dthpc.comm.mpi.reducers import Reducers
 from dthpc.comm.mpi.runtime import Runtime
 from dthpc.comm.mpi.work import MPIWork
@@ -84,6 +84,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._board = Board(store, name, members, rank)
         self._lane = Lane(self._board, runtime.keep)
         self._rank, self._size = rank, len(members)
+        self._done = MPIWork(done(self._lane), None)
         self._closed = False
         self._checked = runtime.check or _in_detail()
 
@@ -173,7 +174,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         staged = any(map(self._reducers.staged, rules, tensors))
         parts = [self._reducers.all_reduce(tensor, rule) for tensor, rule in zip(tensors, rules, strict=True)]
         call = Call(name, tensors[:8], rules[0].name)
-        return self._run(call, parts[0] if len(parts) == 1 else together(parts), tensors, opts, staged=staged)
+        return self._run(call, together(parts), tensors, opts, staged=staged)
 
     def broadcast(self, tensors: Any, opts: Any) -> MPIWork:
         """Give all ranks the tensor of `opts.rootRank`."""
@@ -366,14 +367,29 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _run(self, call: Call, steps: Steps, result: Any, opts: Any, *, staged: bool = False) -> MPIWork:
         if self._checked:
             steps, staged = agreed(call, steps, self._collectives, self._members), True
-        timeout = opts.timeout.total_seconds() if opts is not _DEFAULT else 0.0
-        operation = Operation(call, steps, self._lane, timeout if timeout > 0 else self._timeout_s, staged=staged)
-        self._lane.submit(operation)
-        if not getattr(opts, "asyncOp", True):
+        synchronous = not getattr(opts, "asyncOp", True)
+        requests: Sequence[Request] | None = None
+        if synchronous and not staged:
+            try:
+                requests = self._lane.start_alone(steps)
+                if requests is not None and (requests := briefly(requests, steps)) is None:
+                    return self._done
+            except self._runtime.mpi.Exception as error:
+                raise self._lane.error(self._operation(call, steps, opts), error) from error
+        operation = self._operation(call, steps, opts, staged)
+        if requests is None:
+            self._lane.submit(operation)
+        else:
+            self._lane.adopt(operation, requests)
+        if synchronous:
             operation.wait()
         elif not operation.over:
             self._runtime.progress.watch(operation)
         return MPIWork(operation, result)
+
+    def _operation(self, call: Call, steps: Steps, opts: Any, staged: bool = False) -> Operation:
+        timeout = opts.timeout.total_seconds() if opts is not _DEFAULT else 0.0
+        return Operation(call, steps, self._lane, timeout if timeout > 0 else self._timeout_s, staged=staged)
 
     def _message(self, call: Call, steps: Steps, tensors: list[Tensor]) -> MPIWork:
         operation = Operation(call, steps, self._lane, self._timeout_s)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dthpc.comm.mpi.board import Board
 from dthpc.comm.mpi.errors import CommunicationError, CommunicationTimeout
-from dthpc.comm.mpi.operation import Operation
+from dthpc.comm.mpi.operation import Operation, Request, Steps
 from dthpc.comm.mpi.progress import Pace
 
 
@@ -58,6 +58,25 @@ class Lane:
             operation.tell()
         else:
             self._live.add(operation)
+
+    def start_alone(self, steps: Steps) -> Sequence[Request] | None:
+        """Start a collective of one step without an `Operation`, as that costs as much as a small message does.
+
+        Returns:
+            What it waits for; None: others are before it, and nothing was done.
+        """
+        with self._lock:
+            self.check()
+            if self.blocker is not None or self._queue:
+                return None
+            self.count += 1
+            return next(steps, ())
+
+    def adopt(self, operation: Operation, requests: Sequence[Request]) -> None:
+        """Go on with what was started alone."""
+        operation.number = self.count
+        self._live.add(operation)
+        operation.adopt(requests)
 
     def _start(self, operation: Operation) -> bool:
         """Start it; returns whether it goes on."""

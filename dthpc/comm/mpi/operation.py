@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -9,10 +10,12 @@ from typing import Any, Protocol
 
 from dthpc.comm.mpi.call import Call
 from dthpc.comm.mpi.errors import CommunicationTimeout
-from dthpc.comm.mpi.progress import Pace
+from dthpc.comm.mpi.progress import PER_OFFER, Pace
 
 _TELL_AFTER_S = 1.0
 """Once an operation has waited this long, the rank tells the others that it waits in it."""
+
+_BRIEF = 400
 
 
 class Request(Protocol):
@@ -24,6 +27,21 @@ class Request(Protocol):
 
 Steps = Generator[Sequence[Request], None, Any]
 """An operation: it starts requests and yields them, goes on when all are done, and returns its result."""
+
+
+def briefly(requests: Sequence[Request] | None, steps: Steps) -> Sequence[Request] | None:
+    """Drive steps for a few hundred microseconds; returns what they then wait for, None if they are over."""
+    for turn in range(1, _BRIEF):
+        for request in requests or ():
+            if not request.Test():
+                break
+        else:
+            requests = next(steps, None)
+            if requests is None:
+                return None
+        if turn % PER_OFFER == 0:
+            os.sched_yield()
+    return requests
 
 
 class Order(Protocol):
@@ -86,6 +104,11 @@ class Operation:
             if not self.over:
                 self._go_on()
         return self.over
+
+    def adopt(self, requests: Sequence[Request]) -> None:
+        """Go on with steps of which one was started elsewhere."""
+        self._started = True
+        self._requests = requests
 
     def poll(self) -> bool:
         """Drive it on, without waiting; returns whether it is over."""
@@ -196,3 +219,14 @@ class Operation:
         self.failure = failure
         self._requests = ()
         self.over = True
+
+
+def done(order: Order) -> Operation:
+    """An operation that is over."""
+    over = Operation(Call("nothing"), _nothing(), order, 0.0)
+    over.begin()
+    return over
+
+
+def _nothing() -> Steps:
+    yield from ()

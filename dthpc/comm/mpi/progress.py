@@ -16,7 +16,8 @@ from typing import Protocol
 
 _NAP_LEAST_S = 20e-6
 _NAP_MOST_S = 300e-6
-_PER_OFFER = 8
+PER_OFFER = 8
+"""Questions between two offers of the core to other threads."""
 _AFTER_MOVE = 64
 """Questions before the next nap once data has moved: the other side has its turn."""
 
@@ -41,14 +42,15 @@ class Pollable(Protocol):
 class Pace:
     """How a thread passes the time between two questions that were in vain."""
 
-    def __init__(self, questions: int) -> None:
+    def __init__(self, questions: int, offers: bool = True) -> None:
         """Start anew.
 
         Args:
-            questions: to ask before the first nap. Every few of them the core is offered to other threads: where ranks
-                share cores, the one that is waited for may be among them.
+            questions: to ask before the first nap.
+            offers: whether the core is offered to other threads every few questions, as the rank that is waited for may
+                need it. A thread that computes would keep it for milliseconds.
         """
-        self._left = questions
+        self._left, self._offers = questions, offers
         self._nap_s = _NAP_LEAST_S
         self.napping = questions == 0
         """Whether it has come to naps, so that other work costs no delay."""
@@ -69,7 +71,7 @@ class Pace:
             time.sleep(self._nap_s)
             self._nap_s = min(self._nap_s * 1.5, _NAP_MOST_S)
             return
-        if self._left % _PER_OFFER == 0:
+        if self._offers and self._left % PER_OFFER == 0:
             os.sched_yield()
 
 
@@ -102,7 +104,7 @@ class Progress:
 
     def _run(self) -> None:
         _nap_exactly()
-        pace = Pace(0)
+        pace = Pace(0, offers=False)
         while True:
             driven = self._next()
             if driven is None:
@@ -110,7 +112,7 @@ class Progress:
             began = time.perf_counter()
             ended = [operation.poll() for operation in driven]
             if any(ended):
-                pace = Pace(_PER_OFFER)  # the next one may be there already
+                pace = Pace(PER_OFFER, offers=False)  # the next one may be there already
             pace.rest((time.perf_counter() - began) / len(driven))
 
     def _next(self) -> list[Pollable] | None:
