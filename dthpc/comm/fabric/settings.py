@@ -20,6 +20,7 @@ ONE_NAME = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "FI_TCP_IFACE", "FI_SOCKET
 PREFIXES = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")
 LISTS = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 SOCKETS = (*ONE_NAME, *PREFIXES, *LISTS)
+DEVICES = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def check_settings(settings: Mapping[str, str], node: NodeNetwork, chosen: str |
             continue
         if name in SOCKETS:
             found += _sockets(name, value, node, chosen)
-        elif name in ("NCCL_IB_HCA", "UCX_NET_DEVICES"):
+        elif name in DEVICES:
             found += _devices(name, value, node, chosen)
         elif name in ("MASTER_ADDR",):
             found += _master(name, value)
