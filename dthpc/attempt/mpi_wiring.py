@@ -40,9 +40,9 @@ GIVE_UP_S = 0.5
 RANK_VARIABLES = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK")
 """Where launchers tell a process its rank: MPICH and its kin, Open MPI, and any that speaks PMIx."""
 
-_OUTER = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "MPI_LOCAL", "SLURM_")
-"""Beginnings of variables of an outer MPI or Slurm: with them, the launcher would take itself for a rank, or ask Slurm
-to start its agents. What users set for the libraries (`PMIX_MCA_…`, `HYDRA_…`) begins otherwise or stays."""
+_OUTER_MPI = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "MPI_LOCAL")
+"""Beginnings of variables of an outer MPI: with them, a rank or the launcher would take itself for one of its ranks.
+What users set for the libraries (`PMIX_MCA_…`, `HYDRA_…`) begins otherwise or stays."""
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,14 @@ _OF_THE_AGENT = ("PWD", "OLDPWD", "SHLVL", "_")
 
 
 def without_outer(env: Mapping[str, str]) -> dict[str, str]:
-    """An environment without what an outer MPI or Slurm told the process that has it."""
-    return {name: value for name, value in env.items() if not name.startswith(_OUTER) or name.startswith("PMIX_MCA_")}
+    """An environment without what an outer MPI or Slurm told the process that has it: of Slurm, `mpiexec` would ask
+    that it starts the agents."""
+    return {name: value for name, value in without_outer_mpi(env).items() if not name.startswith("SLURM_")}
+
+
+def without_outer_mpi(env: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what an outer MPI told the process that has it."""
+    return {n: value for n, value in env.items() if not n.startswith(_OUTER_MPI) or n.startswith("PMIX_MCA_")}
 
 
 def launcher_environment(env: Mapping[str, str]) -> dict[str, str]:

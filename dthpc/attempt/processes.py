@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-from dthpc.attempt.mpi_wiring import MpiWiring, Wires, close_descriptors, without_outer
+from dthpc.attempt.mpi_wiring import MpiWiring, Wires, close_descriptors, without_outer, without_outer_mpi
 from dthpc.attempt.order import order_words
 from dthpc.attempt.plan import LaunchPlan
 from dthpc.errors import UserError
@@ -100,7 +100,8 @@ class LocalRanks:
         self._run = run
         self._plan = plan
         self._attempt = attempt
-        self._env = rank_environment(plan, attempt, env)
+        # Where an outer `mpiexec`, or a shell below one, ran the command, its ranks are not these.
+        self._env = rank_environment(plan, attempt, without_outer_mpi(env))
         self._wiring = self._make_wiring()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._deaths: dict[int, int] = {}

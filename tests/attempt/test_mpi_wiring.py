@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dthpc.attempt.mpi_wiring import MpiWiring, launcher_environment, without_outer
+from dthpc.attempt.mpi_wiring import MpiWiring, launcher_environment, without_outer, without_outer_mpi
 from dthpc.errors import UserError
 from dthpc.launch.mpi import plan_mpi
 from dthpc.rundir import RunDir, read_json
@@ -143,3 +143,4 @@ def test_the_launcher_hears_nothing_of_an_outer_job() -> None:
     }
     assert without_outer({**outer, **kept}) == kept
     assert {name: value for name, value in launcher_environment(outer).items() if "ROOT" not in name} == {}
+    assert without_outer_mpi({**outer, **kept}) == {**kept, "SLURM_JOB_ID": "9"}
