@@ -69,7 +69,8 @@ def raise_together(errors: Iterable[UserError]) -> None:
 def nearest(word: str, valid: Iterable[str], count: int = 3) -> str:
     """The valid words closest to a mistyped one, as text for a message: `did you mean a or b?` or the whole list."""
     options = sorted(set(valid))
-    close = difflib.get_close_matches(word, options, n=count, cutoff=0.5)
+    same = [option for option in options if option.lower() == word.lower()]
+    close = same or difflib.get_close_matches(word, options, n=count, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(close) + "?"
     shown = ", ".join(options[:20]) + (", …" if len(options) > 20 else "")

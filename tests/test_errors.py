@@ -27,6 +27,7 @@ def test_one_error_is_raised_as_itself_and_none_not_at_all() -> None:
 
 def test_nearest_offers_close_words_first_and_all_words_else() -> None:
     assert nearest("slrum", ["slurm", "local"]) == "did you mean slurm?"
+    assert nearest("MPI", ["mpi", "nccl"]) == "did you mean mpi?"
     assert nearest("zzz", ["slurm", "local"]) == "valid ones are: local, slurm"
 
 

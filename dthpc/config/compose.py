@@ -251,13 +251,26 @@ def _wrong_override(causes: list[Exception], argv: list[str]) -> UserError | Non
             why = f"it is a group of keys: {', '.join(keys)}"
             instead = f"set one of them: {merging.group(1)}.{keys[0]}=…"
             return UserError(why, key=merging.group(1), value=merging.group(2), instead=instead)
-        kind = re.search(r"could not be converted to (\w+)", wrong_type)
-        names = {"Integer": "a whole number", "Float": "a number", "Boolean": "true or false", "String": "text"}
-        wanted = names.get(kind.group(1), kind.group(1)) if kind else "a value of another kind"
-        if "is not Optional" in wrong_type:
-            wanted = "it a value; null has no meaning here"
+        wanted = "it a value; null has no meaning here" if "is not Optional" in wrong_type else _kind_wanted(wrong_type)
         return UserError("wrong type of value", key=merging.group(1), value=merging.group(2), instead=f"give {wanted}")
+    if merging is not None and re.search(r"Cannot merge DictConfig with|Key .* is incompatible with", str(causes[-1])):
+        key, value = merging.group(1).lstrip("+"), merging.group(2)
+        if value.startswith("{") and "Cannot merge" in str(causes[-1]):
+            return UserError("a list is wanted", key=key, value=value, instead=f"write '{key}=[VALUE]'")
+        return UserError("names with values are wanted", key=key, value=value, instead=f"write +{key}.NAME=VALUE")
     return None
+
+
+def _kind_wanted(told: str) -> str:
+    """The kind of value that OmegaConf's words about a wrong one ask for."""
+    kinds = {
+        "Integer|is not a valid int": "a whole number",
+        "Float|is not a valid float": "a number",
+        "Boolean|valid bool": "true or false",
+        "String|to string": "one text, not a list",
+        "to Dict|DictConfig|is not a Dict|to dict": "names with values: {NAME: VALUE}",
+    }
+    return next((kind for words, kind in kinds.items() if re.search(words, told)), "a value of another kind")
 
 
 def _unknown_key(causes: list[Exception], argv: list[str]) -> UserError | None:
