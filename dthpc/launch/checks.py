@@ -62,7 +62,16 @@ SMALLEST = {
 }
 TEXT_TARGET = "dthpc.data.text.TextData"
 # Largest value of those that something else has to hold.
-LARGEST = {"run.seed": 2**63 - 1, "train.steps": 10**12, "train.global_batch": 10**9, "train.seq_len": 10**9}
+LARGEST = {
+    "run.seed": 2**63 - 1,
+    "train.steps": 10**12,
+    "train.global_batch": 10**9,
+    "train.seq_len": 10**9,
+    "comm.timeout_s": 10**7,
+    "comm.silence_s": 10**7,
+    "comm.rendezvous_timeout_s": 10**7,
+    "comm.flight_record": 10**6,
+}
 
 
 def find_mistakes(config: Any) -> list[UserError]:
@@ -157,7 +166,7 @@ def _words(config: Any) -> Iterator[UserError]:
     for key, valid in WORDS.items():
         value = _get(config, key)
         if value not in valid:
-            words = [str(word) for word in valid if word is not None]
+            words = [str(word).lower() for word in valid if word is not None]  # `true`, as one writes it
             yield UserError("no such choice", key=key, value=value, instead=nearest(str(value), words))
 
 

@@ -41,6 +41,8 @@ def test_the_default_run_has_no_mistake() -> None:
         ("job._target_=dthpc.nope", "nothing of this name"),
         ("optim._target_=torch.optim.Adamx", "nothing of this name"),
         ("run.on_change=overwrite", "refuse"),
+        ("comm.timeout_s=99999999999999", "at most"),
+        ("comm.shared_memory=maybe", "auto, false, true"),
         ("train.steps=0", "at least 1"),
         ("train.micro_batch=0", "at least 1"),
         ("train.eval_every=-2", "at least -1"),
