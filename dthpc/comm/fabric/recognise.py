@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+import tarfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -79,9 +80,12 @@ def from_path(path: Path) -> list[NodeNetwork]:
         content = path.read_bytes() if path.is_file() else None
     except OSError as error:
         raise refuse(str(path), f"the file cannot be read ({error.strerror})", "", "give the path of a file") from error
-    if content is None or b"\0" in content[:4096]:
+    wide = content is not None and content.startswith((b"\xff\xfe", b"\xfe\xff"))  # as Windows' shells redirect
+    if content is None or (b"\0" in content[:4096] and not wide):
+        if content is not None and not tarfile.is_tarfile(path):
+            raise refuse(str(path), "the file is neither a text nor an archive of /sys", "", _INSTEAD)
         return [of_topology(read_path(path), path.name)]
-    text = content.decode("utf-8", errors="replace")
+    text = content.decode("utf-16" if wide else "utf-8", errors="replace")
     if text.lstrip().startswith("<"):
         return [of_topology(read_path(path), path.name)]
     return from_text(text, path.name)

@@ -235,3 +235,13 @@ def test_links_of_the_rdma_tool() -> None:
         ("dev_1", "roce", False),
     ]
     assert (node.interfaces["eth0"].up, node.interfaces["eth1"].up) == (True, False)
+
+
+def test_a_text_of_windows_shells_is_read_and_a_binary_file_refused_in_words_of_networks(tmp_path: Path) -> None:
+    text = "2: eth0: <BROADCAST,UP,LOWER_UP> mtu 1500 state UP\n    inet 10.0.0.5/24 scope global eth0\n"
+    (tmp_path / "wide.txt").write_text(text, encoding="utf-16")
+    (node,) = from_path(tmp_path / "wide.txt")
+    assert list(node.interfaces) == ["eth0"]
+    (tmp_path / "binary").write_bytes(bytes(64))
+    with pytest.raises(UserError, match=r"neither a text .* give the output of ip addr"):
+        from_path(tmp_path / "binary")
