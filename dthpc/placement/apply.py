@@ -159,7 +159,11 @@ def _bind_threads(cpus: CpuSet) -> None:
             os.sched_setaffinity(int(thread.name), cpus)
 
 
-_VISIBLE = {"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
+_AFTER_ROCR = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""What HIP and ROCm's OpenCL read too, counting within what `ROCR_VISIBLE_DEVICES` left (ROCm documentation, "GPU
+isolation techniques"): a number from before it was narrowed would name a GPU that is no longer there."""
+
+_VISIBLE = {"ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK", *_AFTER_ROCR}
 """What restricts GPUs, by whomever set: units were chosen within it, so that it is narrowed further."""
 
 
@@ -172,7 +176,8 @@ def _visibility(units: tuple[Unit, ...], env: Mapping[str, str]) -> dict[str, st
         return {}
     value = ",".join(name for name in names if name is not None)
     if vendor == "amd":
-        return {"ROCR_VISIBLE_DEVICES": value}
+        within = ",".join(map(str, range(len(names))))
+        return {"ROCR_VISIBLE_DEVICES": value, **{name: within for name in _AFTER_ROCR if env.get(name)}}
     if vendor == "intel":
         return {"ZE_AFFINITY_MASK": value}
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if value[:1].isdigit() else {}

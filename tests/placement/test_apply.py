@@ -65,6 +65,14 @@ def test_gpus_are_named_by_what_means_the_same_everywhere() -> None:
     assert settings_of(decide(nodes.aurora(), Wish(12)), 3, {}).environment["ZE_AFFINITY_MASK"] == "1.1"
 
 
+def test_what_counts_within_the_visible_gpus_of_amd_counts_anew() -> None:
+    plan = decide(nodes.mi250x(), Wish(2, gpus=4, visible=("4", "5", "6", "7")))
+    told = settings_of(plan, 1, {"HIP_VISIBLE_DEVICES": "4,5,6,7"})
+    visible = {name: value for name, value in told.environment.items() if "VISIBLE" in name}
+    assert visible == {"ROCR_VISIBLE_DEVICES": "6,7", "HIP_VISIBLE_DEVICES": "0,1"}
+    assert told.kept == {}
+
+
 def test_slingshot_gets_the_map_of_its_mpi() -> None:
     environment = settings_of(decide(nodes.mi250x(), Wish(8)), 5, {}).environment
     assert environment["MPICH_OFI_NIC_POLICY"] == "USER"

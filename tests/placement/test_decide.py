@@ -18,7 +18,9 @@ from dthpc.placement.topology import Core, Gpu, Nic, NumaNode, Topology
 from tests.placement import nodes
 
 # GPU: CPUs nearest to it, its memory node, and its NIC where the documents tell one ("" where they say that none is
-# near). Leonardo's map is not in any document that was found, and is not here.
+# near). Leonardo's map is not in any document that was found, and is not here. JUWELS Booster's are in conflict: POP's
+# page on it (co-design.pop-coe.eu, "GPU affinity") tells memory nodes 3, 1, 7, 5 of GPUs 0 to 3, and binds to 3, 1, 5, 7;
+# `nvidia-smi topo -m` of such a node tells the first, and so does the topology here.
 Map = dict[str, tuple[str, int, str | None]]
 _GPU_DIES: Map = {
     "GPU0": ("48-55", 3, None), "GPU1": ("56-63", 3, None), "GPU2": ("16-23", 1, None), "GPU3": ("24-31", 1, None),
@@ -191,6 +193,13 @@ def test_threads_of_one_core_stay_together_where_nobody_tells_which_they_are() -
     plan = decide(Topology(gpus=gpus), Wish(2))
     assert [format_cpus(place.cpus or ()) for place in plan.places] == ["48-55,176-183", "56-63,184-191"]
     assert any("not told" in note for note in plan.notes)
+
+
+def test_cores_that_gpus_place_at_different_memory_nodes_are_at_none() -> None:
+    gpus = tuple(Gpu(f"GPU{i}", i, cpus=parse_cpus("0-7"), numa=(i,)) for i in range(2))
+    places = decide(Topology(gpus=gpus), Wish(2)).places
+    assert [place.memory for place in places] == [(0,), (1,)]
+    assert places[0].why["memory"] == "told as nearest to GPU0"
 
 
 def test_what_tells_no_cpus_binds_none() -> None:

@@ -114,12 +114,16 @@ def seats_of(topology: Topology, allowed: CpuSet | None, reserved: CpuSet, reser
 
 
 def _memory_nodes(topology: Topology) -> dict[int, int]:
-    """Memory node of each CPU: as told, else that of the GPU whose affinity names both."""
+    """Memory node of each CPU: as told, else that of the GPUs whose affinity names both; none where these disagree."""
     told = {cpu: node.index for node in reversed(topology.numa or ()) for cpu in node.cpus or ()}
     if told:
         return told
-    sure = [gpu for gpu in topology.gpus or () if gpu.cpus and gpu.numa and len(gpu.numa) == 1]
-    return {cpu: gpu.numa[0] for gpu in sure for cpu in gpu.cpus or () if gpu.numa}
+    named: dict[int, set[int]] = {}
+    for gpu in topology.gpus or ():
+        if gpu.cpus and gpu.numa and len(gpu.numa) == 1:
+            for cpu in gpu.cpus:
+                named.setdefault(cpu, set()).add(gpu.numa[0])
+    return {cpu: next(iter(nodes)) for cpu, nodes in named.items() if len(nodes) == 1}
 
 
 def _reserved(cores: Sequence[CoreSeat], reserved: CpuSet, reserve: str | None) -> list[CoreSeat]:

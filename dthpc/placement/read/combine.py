@@ -71,7 +71,8 @@ def combine(parts: Sequence[Topology]) -> Topology:
         conflicts=(*(conflict for part in ranked for conflict in part.conflicts), *conflicts),
         notes=tuple(dict.fromkeys(notes)),
     )
-    return replace(merged, conflicts=merged.conflicts + tuple(_against_counts(merged)))
+    more = (*_against_counts(merged), *_against_nodes(merged))
+    return replace(merged, conflicts=merged.conflicts + more)
 
 
 def source_of(part: Topology) -> str:
@@ -139,3 +140,18 @@ def _against_counts(merged: Topology) -> Iterable[Conflict]:
         counted = getattr(merged.counts, name)
         if number is not None and counted is not None and number != counted:
             yield Conflict(f"number of {name}", str(number), "what is listed", str(counted), "what is counted")
+
+
+def _against_nodes(merged: Topology) -> Iterable[Conflict]:
+    """GPUs whose nearest CPUs reach beyond their memory node, as another source lists that."""
+    cpus_of = {node.index: node.cpus for node in merged.numa or () if node.cpus}
+    everywhere: CpuSet = frozenset().union(*cpus_of.values())
+    for gpu in merged.gpus or ():
+        near: CpuSet = frozenset().union(*(cpus_of.get(index, frozenset()) for index in gpu.numa or ()))
+        beyond = (gpu.cpus or frozenset()) & everywhere - near
+        if near and beyond:
+            nodes = ", ".join(map(str, gpu.numa or ()))
+            listed = f"memory node {nodes} with {format_cpus(near)}"
+            yield Conflict(
+                f"CPUs nearest to {gpu.key}", format_cpus(gpu.cpus or ()), "its affinity", listed, "its node"
+            )

@@ -76,6 +76,16 @@ def test_the_better_source_wins_and_the_other_is_kept_as_a_conflict() -> None:
     ]
 
 
+def test_cpus_near_a_gpu_that_are_of_another_memory_node_are_a_conflict() -> None:
+    halves = (NumaNode(0, frozenset(range(4))), NumaNode(1, frozenset(range(4, 8))))
+    numactl = part("numactl", numa=halves)
+    for cpus, said in ((range(3, 8), ["CPUs nearest to GPU0"]), (range(4, 6), []), ((4, 9), [])):
+        matrix = part("nvidia-smi topo", gpus=(Gpu("GPU0", 0, numa=(1,), cpus=frozenset(cpus)),))
+        assert [conflict.what for conflict in combine([matrix, numactl]).conflicts] == said
+    both = part("nvidia-smi topo", gpus=(Gpu("GPU0", 0, numa=(0, 1), cpus=ALL),))
+    assert combine([both, numactl]).conflicts == ()
+
+
 def test_devices_that_sources_describe_differently() -> None:
     one = part(
         "hwloc",
