@@ -16,7 +16,7 @@ from typing import Protocol
 
 _NAP_LEAST_S = 20e-6
 _NAP_MOST_S = 300e-6
-PER_OFFER = 8
+PER_OFFER = 32
 """Questions between two offers of the core to other threads."""
 _AFTER_MOVE = 64
 """Questions before the next nap once data has moved: the other side has its turn."""
