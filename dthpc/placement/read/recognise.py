@@ -68,6 +68,9 @@ _READERS: dict[str, Reader] = {
     slurm_node.KIND_GRES: slurm_node.read_gres,
     slurm_node.KIND_SLURMD: slurm_node.read_slurmd,
 }
+_LARGEST = 64 << 20
+"""Bytes; the largest nodes take a few megabytes of XML."""
+
 _INSTEAD = (
     "give the output of lstopo --of xml, nvidia-smi topo -m, rocm-smi --showtopo, lscpu, numactl -H, ibstat, "
     "scontrol show node, a topology file of NCCL, or a recording of /sys"
@@ -111,9 +114,12 @@ def read_path(path: str | Path) -> Topology:
     if path.is_dir() or (path.is_file() and tarfile.is_tarfile(path)):
         return sysfs.read_sysfs(open_tree(path))
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
     except OSError as error:
         raise refuse(str(path), f"the file cannot be read ({error.strerror})", "", "give the path of a file") from error
+    if len(content) > _LARGEST:
+        raise refuse(str(path), f"a text of more than {_LARGEST >> 20} MiB tells of no node", "", _INSTEAD)
     if b"\0" in content[:4096] and not content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise refuse(str(path), "the file is neither a text nor an archive of /sys", "", _INSTEAD)
     # Windows' shells write redirected output so.

@@ -72,3 +72,8 @@ def test_files_of_other_encodings_and_no_texts(tmp_path: Path) -> None:
         read_path(tmp_path / "image.png")
     with pytest.raises(UserError, match="cannot be read"):
         read_path(tmp_path / "absent")
+
+
+def test_an_endless_file_is_refused_before_it_fills_the_memory() -> None:
+    with pytest.raises(UserError, match="more than 64 MiB tells of no node"):
+        read_path("/dev/zero")
