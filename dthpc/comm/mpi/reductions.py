@@ -96,7 +96,10 @@ class Reductions:
         return Rule(name, self._datatypes[torch.uint8], self._bits[as_bits.get(name, "BXOR")])
 
     def _divide(self, dtype: torch.dtype) -> Callable[[Tensor], object]:
-        if dtype.is_floating_point or dtype.is_complex:
+        if dtype.is_complex:
+            # Part by part: how torch divides complex numbers depends on where they lie, in the last bit.
+            return lambda total: torch.view_as_real(total).div_(self._size)
+        if dtype.is_floating_point:
             return lambda total: total.div_(self._size)
         return lambda total: total.copy_(torch.div(total, self._size, rounding_mode="trunc"))
 

@@ -83,7 +83,12 @@ def reduced(case: Case, operands: list[Array]) -> torch.Tensor:
         return exact(case, total)
     if "int" in case.dtype:
         return exact(case, np.trunc(total / len(operands)).astype(np.int64))
-    wide = {"float64": np.float64, "complex128": np.complex128, "complex64": np.complex64}.get(case.dtype, np.float32)
+    if "complex" in case.dtype:
+        total = np.asarray(total.astype(np.complex64 if case.dtype == "complex64" else np.complex128))
+        total.real /= len(operands)
+        total.imag /= len(operands)
+        return torch.from_numpy(total)
+    wide = np.float64 if case.dtype == "float64" else np.float32
     return torch.from_numpy(np.asarray(total.astype(wide) / wide(len(operands)))).to(dtype(case))
 
 
