@@ -82,7 +82,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._collectives = Collectives(mpi, self._comm, buffers, self._messages.collective_tag)
         self._reducers = Reducers(self._collectives)
         self._board = Board(store, name, members, rank)
-        self._lane = Lane(self._board, runtime.keep)
+        self._lane = Lane(self._board, runtime.keep, runtime.per_offer)
         self._rank, self._size = rank, len(members)
         self._done = MPIWork(done(self._lane), None)
         self._closed = False
@@ -372,7 +372,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         if synchronous and not staged:
             try:
                 requests = self._lane.start_alone(steps)
-                if requests is not None and (requests := briefly(requests, steps)) is None:
+                if requests is not None and (requests := briefly(requests, steps, self._runtime.per_offer)) is None:
                     return self._done
             except self._runtime.mpi.Exception as error:
                 raise self._lane.error(self._operation(call, steps, opts), error) from error

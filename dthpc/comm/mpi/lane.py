@@ -21,17 +21,19 @@ class Lane:
     is called after it is started when it is over.
     """
 
-    def __init__(self, board: Board, keep: Callable[[object], None]) -> None:
+    def __init__(self, board: Board, keep: Callable[[object], None], per_offer: int = 8) -> None:
         """Make an empty one.
 
         Args:
             board: where ranks tell each other what they wait for.
             keep: takes what must not be freed, because MPI may still write into it.
+            per_offer: questions to MPI between two offers of the core to other threads.
         """
         self.blocker: Operation | None = None
         self.broken: str | None = None
         self._board = board
         self._keep = keep
+        self._per_offer = per_offer
         self._lock = threading.RLock()
         self._queue: deque[Operation] = deque()
         self._live: set[Operation] = set()
@@ -146,7 +148,7 @@ class Lane:
 
     def pace(self) -> Pace:
         """Ask for about a millisecond before the first nap."""
-        return Pace(1500)
+        return Pace(1500, self._per_offer)
 
     def _break(self, why: str, operation: Operation, failure: CommunicationError) -> None:
         with self._lock:

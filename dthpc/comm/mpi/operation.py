@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from dthpc.comm.mpi.call import Call
 from dthpc.comm.mpi.errors import CommunicationTimeout
-from dthpc.comm.mpi.progress import PER_OFFER, Pace
+from dthpc.comm.mpi.progress import Pace
 
 _TELL_AFTER_S = 1.0
 """Once an operation has waited this long, the rank tells the others that it waits in it."""
@@ -29,8 +29,14 @@ Steps = Generator[Sequence[Request], None, Any]
 """An operation: it starts requests and yields them, goes on when all are done, and returns its result."""
 
 
-def briefly(requests: Sequence[Request] | None, steps: Steps) -> Sequence[Request] | None:
-    """Drive steps for a few hundred microseconds; returns what they then wait for, None if they are over."""
+def briefly(requests: Sequence[Request] | None, steps: Steps, per_offer: int) -> Sequence[Request] | None:
+    """Drive steps for a few hundred microseconds; returns what they then wait for, None if they are over.
+
+    Args:
+        requests: what they wait for now.
+        steps: the steps.
+        per_offer: questions between two offers of the core to other threads.
+    """
     for turn in range(1, _BRIEF):
         for request in requests or ():
             if not request.Test():
@@ -39,7 +45,7 @@ def briefly(requests: Sequence[Request] | None, steps: Steps) -> Sequence[Reques
             requests = next(steps, None)
             if requests is None:
                 return None
-        if turn % PER_OFFER == 0:
+        if turn % per_offer == 0:
             os.sched_yield()
     return requests
 
@@ -98,11 +104,14 @@ class Operation:
         self._calls: list[Callable[[Operation], None]] = []
 
     def begin(self) -> bool:
-        """Start the first step, in the order of the group's operations; returns whether it is over."""
+        """Start the first step, in the order of the group's operations; returns whether it is over.
+
+        It is not asked whether it is done: MPI would move data meanwhile, in a thread that has other things to do.
+        """
         with self._lock:
             self._started = True
             if not self.over:
-                self._go_on()
+                self._next_step()
         return self.over
 
     def adopt(self, requests: Sequence[Request]) -> None:
@@ -184,31 +193,32 @@ class Operation:
                 raise CommunicationTimeout(f"{self.call} did not end within the time given to wait()")
 
     def _step(self) -> bool:
+        """Take the steps that can be taken; returns whether that has ended it."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
             if self.over:
                 return False  # whoever ended it tells
-            try:
-                for request in self._requests:
-                    if not request.Test():
-                        return False
-            except Exception as error:
-                self._end(self._order.error(self, error))
-                return True
-            self._go_on()
-            return self.over
+            while self._requests_done():
+                self._next_step()
+            return self._ended()
         finally:
             self._lock.release()
 
-    def _go_on(self) -> None:
-        """Take steps until there is something to wait for."""
+    def _ended(self) -> bool:
+        return self.over
+
+    def _requests_done(self) -> bool:
+        """Whether the next step can be taken."""
         try:
-            while True:
-                self._requests = next(self._steps)
-                for request in self._requests:
-                    if not request.Test():
-                        return
+            return not self.over and all(request.Test() for request in self._requests)
+        except Exception as error:
+            self._end(self._order.error(self, error))
+            return False
+
+    def _next_step(self) -> None:
+        try:
+            self._requests = next(self._steps)
         except StopIteration as end:
             self.result = end.value
             self._end(None)

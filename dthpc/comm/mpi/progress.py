@@ -14,14 +14,12 @@ import threading
 import time
 from typing import Protocol
 
-_NAP_LEAST_S = 20e-6
+_NAP_LEAST_S = 2e-6
 _NAP_MOST_S = 300e-6
-PER_OFFER = 32
-"""Questions between two offers of the core to other threads."""
 _AFTER_MOVE = 64
 """Questions before the next nap once data has moved: the other side has its turn."""
 
-_MOVED_S = 6e-6
+MOVED_S = 6e-6
 """A question to MPI that took longer than this has moved data; an empty one takes less than 1 µs."""
 
 
@@ -42,17 +40,16 @@ class Pollable(Protocol):
 class Pace:
     """How a thread passes the time between two questions that were in vain."""
 
-    def __init__(self, questions: int, offers: bool = True) -> None:
+    def __init__(self, questions: int, per_offer: int) -> None:
         """Start anew.
 
         Args:
             questions: to ask before the first nap.
-            offers: whether the core is offered to other threads every few questions, as the rank that is waited for may
-                need it. A thread that computes would keep it for milliseconds.
+            per_offer: questions between two offers of the core to other threads, which may be the rank waited for.
         """
-        self._left, self._offers = questions, offers
-        self._nap_s = _NAP_LEAST_S
-        self.napping = questions == 0
+        self._left, self._per_offer = questions, per_offer
+        self._naps = Naps()
+        self.napping = False
         """Whether it has come to naps, so that other work costs no delay."""
 
     def rest(self, asked_s: float) -> None:
@@ -61,18 +58,36 @@ class Pace:
         Args:
             asked_s: how long the question took.
         """
-        if asked_s > _MOVED_S:
+        if asked_s > MOVED_S:
             self._left = max(self._left, _AFTER_MOVE)
-            self._nap_s = _NAP_LEAST_S
-        elif self._left > 0:
-            self._left -= 1
-        else:
+        elif self._left == 0:
             self.napping = True
-            time.sleep(self._nap_s)
-            self._nap_s = min(self._nap_s * 1.5, _NAP_MOST_S)
+            self._naps.rest(asked_s)
             return
-        if self._offers and self._left % PER_OFFER == 0:
+        else:
+            self._left -= 1
+        if self._left % self._per_offer == 0:
             os.sched_yield()
+
+
+class Naps:
+    """Only naps between questions, short ones while data flow.
+
+    A thread that asks again at once would hold Python's lock nearly always, and the computing thread would get it only
+    every 5 ms.
+    """
+
+    def __init__(self) -> None:
+        self._nap_s = _NAP_LEAST_S
+
+    def rest(self, asked_s: float) -> None:
+        """Pass some time.
+
+        Args:
+            asked_s: how long the question took.
+        """
+        self._nap_s = _NAP_LEAST_S if asked_s > MOVED_S else min(self._nap_s * 1.3, _NAP_MOST_S)
+        time.sleep(self._nap_s)
 
 
 class Progress:
@@ -104,16 +119,15 @@ class Progress:
 
     def _run(self) -> None:
         _nap_exactly()
-        pace = Pace(0, offers=False)
+        naps = Naps()
         while True:
             driven = self._next()
             if driven is None:
                 return
             began = time.perf_counter()
             ended = [operation.poll() for operation in driven]
-            if any(ended):
-                pace = Pace(PER_OFFER, offers=False)  # the next one may be there already
-            pace.rest((time.perf_counter() - began) / len(driven))
+            # What follows one that has ended may be there already.
+            naps.rest(MOVED_S * 2 if any(ended) else (time.perf_counter() - began) / len(driven))
 
     def _next(self) -> list[Pollable] | None:
         """What is to be driven; waits for something; None: the thread shall end."""

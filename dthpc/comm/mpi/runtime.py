@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dthpc.comm.mpi.progress import Progress
 from dthpc.errors import UserError
 
 _LAUNCHERS = "srun --mpi=pmi2 (or pmix, as the MPI library was built for), mpiexec, or comm.backend=gloo"
+
+_LOCAL_SIZE = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "PALS_LOCAL_SIZE")
+"""Where launchers tell how many ranks share this node: Hydra, Open MPI, Cray PALS."""
 
 
 @dataclass
@@ -49,6 +54,12 @@ class Runtime:
     def wide(self) -> bool:
         """Whether the library counts in 64 bits (MPI 4); elsewhere messages of over 2^31 elements go in pieces."""
         return bool(self.mpi.Get_version() >= (4, 0))
+
+    @cached_property
+    def per_offer(self) -> int:
+        """Questions to MPI between two offers of the core to other threads: few where ranks share cores."""
+        local = next((int(os.environ[name]) for name in _LOCAL_SIZE if os.environ.get(name, "").isdigit()), 0)
+        return 256 if 0 < local <= (os.cpu_count() or 1) else 8
 
     def keep(self, what: object) -> None:
         """Never free something, and never end MPI in order."""
