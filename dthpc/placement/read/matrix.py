@@ -427,8 +427,12 @@ class _Reader:
         rows = [row for row in self.matrix.rows.values() if re.fullmatch(ACCELERATOR, row.name)]
         if not rows or not self.block.ends_text or list(self.matrix.rows.values())[-1] is not rows[-1]:
             return
+        # The first of several rows has no others to tell how long it should be.
+        alone = len(rows) == 1 and any(
+            re.fullmatch(ACCELERATOR, name) and name not in self.matrix.rows for name in self.matrix.columns
+        )
         last, usual = rows[-1], min((row.width for row in rows[:-1] if row.whole), default=0)
-        if last.width < usual or not last.whole:
+        if alone or last.width < usual or not last.whole:
             if last.tail and last.whole:
                 last.tail.popitem()
             self.matrix.complete = False

@@ -156,6 +156,12 @@ def test_a_cut_text_tells_nothing_false(machine: Machine, at: int) -> None:
         assert any("names of" in note for note in read.notes)
 
 
+def test_a_text_cut_within_the_first_of_several_rows_loses_its_last_value() -> None:
+    cut = table(">GPU0>GPU1>CPU Affinity>NUMA Affinity", "GPU0> X >NV1>0")[:-1]  # of 0-15
+    assert facts_of(read_nvidia_topo(cut)) == {"GPU0 GPU1": "NV1"}
+    assert not read_nvidia_topo(cut).complete
+
+
 def nameless(facts: dict[str, str]) -> dict[str, str]:
     """The facts with each NIC by its place: a legend may be cut as well."""
     return {" ".join(sorted(name.replace("mlx5_", "NIC").split())): value for name, value in facts.items()}
