@@ -19,8 +19,8 @@ from tests.placement import nodes
 
 # GPU: CPUs nearest to it, its memory node, and its NIC where the documents tell one ("" where they say that none is
 # near). Leonardo's map is not in any document that was found, and is not here. JUWELS Booster's are in conflict: POP's
-# page on it (co-design.pop-coe.eu, "GPU affinity") tells memory nodes 3, 1, 7, 5 of GPUs 0 to 3, and binds to 3, 1, 5, 7;
-# `nvidia-smi topo -m` of such a node tells the first, and so does the topology here.
+# page on it (co-design.pop-coe.eu, "GPU affinity") tells memory nodes 3, 1, 7, 5 of GPUs 0 to 3, and binds to 3, 1, 5,
+# 7; `nvidia-smi topo -m` of such a node tells the first, and so does the topology here.
 Map = dict[str, tuple[str, int, str | None]]
 _GPU_DIES: Map = {
     "GPU0": ("48-55", 3, None), "GPU1": ("56-63", 3, None), "GPU2": ("16-23", 1, None), "GPU3": ("24-31", 1, None),
