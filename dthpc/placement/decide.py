@@ -30,7 +30,8 @@ def decide(topology: Topology, wish: Wish) -> NodePlan:
             without equal shares of them, a mask outside of what may be used, nothing left after what is reserved.
     """
     demand_sound(topology)
-    units = units_of(topology, max(wish.ranks, wish.gpus or 0) if wish.gpus != 0 else 0, wish.visible)
+    # Ranks without GPUs do not care which are visible: the variable may name some that were not even read.
+    units = [] if wish.gpus == 0 else units_of(topology, max(wish.ranks, wish.gpus or 0), wish.visible)
     count, remark = share_out(wish.ranks, wish.gpus, units)
     given = deal_units(topology, units, wish.ranks, count, wish.axes)
     moved = [unit for own in given for unit in own] != [unit for unit in units if any(unit in own for own in given)]

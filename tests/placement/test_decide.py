@@ -240,6 +240,10 @@ def test_more_ranks_than_gpus_share_by_neighbours() -> None:
     assert any("16 ranks share 8 GPUs" in note for note in plan.notes)
 
 
+def test_without_gpus_it_does_not_matter_which_are_visible() -> None:
+    assert decide(nodes.node(4, 1), Wish(2, 0, visible=("0", "9"))) == decide(nodes.node(4, 1), Wish(2, 0))
+
+
 def test_several_gpus_of_a_rank() -> None:
     plan = decide(nodes.dgx_a100(), Wish(4, gpus=8))
     assert [[unit.name for unit in place.units] for place in plan.places][:2] == [["GPU0", "GPU1"], ["GPU2", "GPU3"]]

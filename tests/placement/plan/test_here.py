@@ -70,6 +70,12 @@ def test_gpus_of_other_jobs_are_left_out() -> None:
     assert mine == 1
 
 
+def test_ranks_without_gpus_pass_over_what_is_visible() -> None:
+    plan, mine = plan_here(nodes.node(max(HERE) + 1, 1, threads=1), Wish(2, 0), 1, {"CUDA_VISIBLE_DEVICES": "7"})
+    assert mine == 1
+    assert [place.units for place in plan.places] == [(), ()]
+
+
 def test_the_first_variable_that_restricts_counts() -> None:
     assert visible_words({}) is None
     assert visible_words({"CUDA_VISIBLE_DEVICES": ""}) is None
