@@ -110,7 +110,9 @@ class Rank:
     def compare(self, kind: str, nbytes: int) -> None:
         """One line of the table."""
         calls = [self.raw(kind, nbytes), self.torch(kind, nbytes, None), self.torch(kind, nbytes, self.gloo)]
-        rounds = (200 if nbytes < 2**18 else 20 if nbytes < 2**24 else 6) // (2 if self.quick else 1)
+        rounds = (200 if nbytes < 2**18 else 80 if nbytes < 2**22 else 20 if nbytes < 2**24 else 10) // (
+            2 if self.quick else 1
+        )
         raw, group, gloo = (1e6 * seconds for seconds in self.lowest(calls, rounds))
         over = f"{group / raw:6.2f} × {group - raw:+7.1f}"
         self.say(f"{kind:15} {nbytes:9} {raw:9.1f} {group:9.1f} {over:>17} {gloo:9.1f} {gloo / group:10.2f}")
@@ -213,7 +215,7 @@ class Rank:
             calls = [compute, lambda g=group: both(g), lambda g=group: talk(g)]
             alone, together, only = (1e3 * seconds for seconds in self.lowest(calls, 5 if self.quick else 10))
             hidden = 100 * (1 - (together - alone) / only)
-            self.say(f"  {name}: sleep {alone:.1f} ms, with communication {together:.1f}, communication alone {only:.1f}: "
+            self.say(f"  {name}: sleep {alone:.1f} ms, with communication {together:.1f}, that alone {only:.1f}: "
                      f"{hidden:.0f} % hidden")  # fmt: skip
 
 

@@ -28,6 +28,8 @@ from dthpc.comm.mpi.work import MPIWork
 _DEFAULT: Any = dist.AllreduceOptions()
 """Options where the caller gives none: sum, asynchronous, the group's time-out."""
 
+_SMALL_BYTES = 65536
+
 # Some of torch's stubs name other parameters than torch passes.
 _ProcessGroup: Any = dist.ProcessGroup
 
@@ -394,7 +396,8 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     def _message(self, call: Call, steps: Steps, tensors: list[Tensor]) -> MPIWork:
         operation = Operation(call, steps, self._lane, self._timeout_s)
         self._lane.submit_now(operation)
-        if not operation.over:
+        # A small message has often left or come by now; a thread would have to be woken for it.
+        if not (tensors[0].nbytes <= _SMALL_BYTES and operation.poll()):
             self._runtime.progress.watch(operation)
         return MPIWork(operation, tensors)
 
