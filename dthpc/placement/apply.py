@@ -231,7 +231,10 @@ def _is_name(name: str) -> bool:
 
 
 def _cray_nics(plan: NodePlan) -> dict[str, str]:
-    """Cray MPICH's map from NICs to local ranks; it numbers NICs as their interfaces."""
+    """Cray MPICH's map from NICs to local ranks; it numbers NICs as their interfaces. Where places do not tell the
+    ranks, it takes the NIC of the memory node that a rank runs on."""
+    if plan.by_gpu:
+        return {"MPICH_OFI_NIC_POLICY": "NUMA"}
     ranks: dict[int, list[int]] = {}
     for place in plan.places:
         for choice in place.nics[:1]:

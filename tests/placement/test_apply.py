@@ -78,6 +78,9 @@ def test_slingshot_gets_the_map_of_its_mpi() -> None:
     assert environment["MPICH_OFI_NIC_POLICY"] == "USER"
     assert environment["MPICH_OFI_NIC_MAPPING"] == "0:0-1;1:2-3;2:4-5;3:6-7"
     assert "NCCL_IB_HCA" not in environment
+    by_gpu = replace(decide(nodes.mi250x(), Wish(8)), by_gpu=True)
+    mpich = {name: value for name, value in settings_of(by_gpu, 5, {}).environment.items() if "MPICH" in name}
+    assert mpich == {"MPICH_OFI_NIC_POLICY": "NUMA"}
 
 
 def test_interfaces_are_left_to_what_all_nodes_decide_together() -> None:

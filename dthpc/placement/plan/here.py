@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dthpc.errors import UserError
 from dthpc.placement.cpuset import CpuSet, parse_mask
 from dthpc.placement.decide import decide
-from dthpc.placement.plan.places import NodePlan
+from dthpc.placement.plan.places import NodePlan, Unit
 from dthpc.placement.plan.units import compute_gpus, units_of
 from dthpc.placement.plan.wish import Wish
 from dthpc.placement.topology import Topology
@@ -23,7 +23,7 @@ def plan_here(
     """The plan of this node, and which of its places is this rank's.
 
     It rests on what all ranks of the node see alike: the CPUs that the step's ranks have together, and the GPUs. Where
-    each rank is shown its own GPU alone (`--gpus-per-task`), the place is found by that GPU.
+    each rank is shown its own GPUs alone (`--gpus-per-task`), the place is found by these.
 
     Args:
         topology: of this node, read live.
@@ -42,7 +42,7 @@ def plan_here(
         return decide(topology, wish), local_rank
     shown = units_of(topology, wish.ranks, visible)
     if wish.ranks > 1 and wish.gpus and len(shown) * wish.ranks == wish.gpus:
-        return _by_own_gpu(topology, wish, shown[0].gpu.bus_id, local_rank)
+        return _by_own_gpus(topology, wish, shown, visible, local_rank)
     return decide(topology, replace(wish, visible=visible)), local_rank
 
 
@@ -72,14 +72,37 @@ def visible_words(env: Mapping[str, str]) -> list[str] | None:
     return None if text is None else text.split(",")
 
 
-def _by_own_gpu(topology: Topology, wish: Wish, bus: str | None, local_rank: int) -> tuple[NodePlan, int]:
+def _by_own_gpus(
+    topology: Topology, wish: Wish, shown: Sequence[Unit], visible: Sequence[str], local_rank: int
+) -> tuple[NodePlan, int]:
+    """The plan where each rank is shown its own GPUs alone, so that no rank sees those of the others as they do."""
+    own = {unit.gpu.bus_id for unit in shown}
+    whole = _seen_by_all(topology)
+    if len(whole.gpus or ()) == wish.gpus and None not in own and all(unit.part is None for unit in shown):
+        plan = replace(decide(whole, wish), by_gpu=True)
+        for mine, place in enumerate(plan.places):
+            if {unit.gpu.bus_id for unit in place.units} == own:
+                return _with_units(plan, mine, shown), mine
+    # The other ranks' GPUs can't be told from those of other jobs, so that only this rank's share of all is sure.
+    alone = decide(topology, replace(wish, gpus=None, visible=visible[:1]))
+    note = "This rank sees no GPU but its own: it gets its fraction of the cores nearest to that."
+    alone = replace(alone, by_gpu=True, notes=(note, *alone.notes[1:]))
+    return _with_units(alone, local_rank, shown), local_rank
+
+
+def _seen_by_all(topology: Topology) -> Topology:
+    """A node as each rank sees it, whichever GPUs the drivers show it: numbered by the bus unless all numbers are told,
+    and without the links that only visible GPUs tell of."""
     every = [gpu for gpu in topology.gpus or () if gpu.vendor == compute_gpus(topology)[0].vendor]
-    whole = replace(topology, gpus=tuple(replace(gpu, compute=True) for gpu in every))
-    if bus is None or len(every) != wish.ranks:
-        # The other ranks' GPUs can't be told from those of other jobs, so that only this rank's share of all is sure.
-        alone = decide(topology, replace(wish, gpus=None))
-        note = "This rank sees no GPU but its own: it gets its fraction of the cores nearest to that."
-        return replace(alone, notes=(note, *alone.notes[1:])), local_rank
-    plan = decide(whole, wish)
-    mine = next(place.local_rank for place in plan.places if any(unit.gpu.bus_id == bus for unit in place.units))
-    return plan, mine
+    if any(gpu.index is None for gpu in every) and all(gpu.bus_id for gpu in every):
+        every.sort(key=lambda gpu: gpu.bus_id or "")
+        every = [replace(gpu, index=number) for number, gpu in enumerate(every)]
+    keys = {gpu.key for gpu in every}
+    links = tuple(link for link in topology.links or () if not {link.a, link.b} <= keys)
+    return replace(topology, gpus=tuple(replace(gpu, compute=True) for gpu in every), links=links)
+
+
+def _with_units(plan: NodePlan, mine: int, units: Sequence[Unit]) -> NodePlan:
+    """The plan with this rank's GPUs as the drivers call them here."""
+    places = (replace(place, units=tuple(units)) if i == mine else place for i, place in enumerate(plan.places))
+    return replace(plan, places=tuple(places))

@@ -123,6 +123,10 @@ class NodePlan:
     crowded: bool = False
     """Whether several ranks share a core."""
 
+    by_gpu: bool = False
+    """Whether ranks take their places by the GPUs that each is shown alone, so that a place's number need not be that
+    of its rank."""
+
     notes: tuple[str, ...] = ()
     """What the decision costs or leaves unused, one sentence each."""
 

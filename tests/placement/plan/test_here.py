@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -61,6 +62,48 @@ def test_a_rank_that_is_shown_one_gpu_finds_its_place_by_it() -> None:
         plan, mine = plan_here(seen, Wish(8, 8), rank, {**env, "ROCR_VISIBLE_DEVICES": str(gpu)})
         assert [unit.name for unit in plan.places[mine].units] == [f"GPU{gpu}"]
         assert len({cpu for place in plan.places for cpu in place.cpus or ()}) == 64
+
+
+def only(topology: Topology, own: Sequence[int]) -> Topology:
+    """What a rank reads whose cgroup hides all other GPUs from the drivers: these number its own from 0."""
+    shown = [
+        replace(gpu, compute=True, index=own.index(gpu.index))
+        if gpu.index in own
+        else replace(gpu, compute=None, index=None, uuid=None)
+        for gpu in topology.gpus or ()
+    ]
+    return replace(topology, gpus=tuple(shown))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "views"),
+    [
+        (8, [[gpu] for gpu in range(8)]),
+        (8, [[gpu] for gpu in reversed(range(8))]),
+        (8, [[0, 1], [2, 3], [4, 5], [6, 7]]),
+        (8, [[0, 4], [1, 5], [2, 6], [3, 7]]),
+        # Half of a node, whose other half is another job's.
+        (4, [[4], [5], [6], [7]]),
+    ],
+)
+@pytest.mark.parametrize("hidden", [True, False])
+def test_ranks_that_see_their_own_gpus_alone_do_not_meet_on_cores(
+    gpus: int, views: list[list[int]], hidden: bool
+) -> None:
+    topology, env = widened(nodes.dgx_a100())
+    taken: list[int] = []
+    for rank, own in enumerate(views):
+        seen = only(topology, own) if hidden else topology
+        words = ",".join(map(str, range(len(own)) if hidden else own))
+        plan, mine = plan_here(seen, Wish(len(views), gpus), rank, {**env, "CUDA_VISIBLE_DEVICES": words})
+        place = plan.places[mine]
+        assert [unit.gpu.uuid for unit in place.units] == [f"GPU-{gpu:08d}" for gpu in own]
+        near = [(topology.gpus or ())[gpu].numa for gpu in own]
+        assert place.memory in near
+        taken += place.cpus or ()
+        # The places' numbers need not be those of the ranks, so that no map from NICs to ranks is made.
+        assert plan.by_gpu
+    assert len(taken) == len(set(taken))
 
 
 def test_gpus_of_other_jobs_are_left_out() -> None:
