@@ -14,6 +14,8 @@ import threading
 import time
 from typing import Protocol
 
+from dthpc.placement.apply import bind_helper
+
 _NAP_LEAST_S = 2e-6
 _NAP_MOST_S = 300e-6
 _AFTER_MOVE = 64
@@ -119,6 +121,7 @@ class Progress:
 
     def _run(self) -> None:
         _nap_exactly()
+        bind_helper()
         naps = Naps()
         while True:
             driven = self._next()

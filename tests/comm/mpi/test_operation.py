@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -152,6 +153,23 @@ def test_the_progress_thread_drives_what_nobody_waits_for(lane: Lane, progress: 
     gate.open = True
     assert ended.wait(20)
     assert log[-1] == "a over"
+
+
+def test_the_progress_thread_runs_on_the_helper_cores(
+    lane: Lane, progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = os.sched_getaffinity(0)
+    monkeypatch.setenv("DTHPC_HELPER_CPUS", str(max(mine)))
+    ended, seen = threading.Event(), list[set[int]]()
+    gate = Gate()
+    watched = operation(lane, steps([], "a", gate))
+    watched.then(lambda _: (seen.append(os.sched_getaffinity(0)), ended.set()))
+    lane.submit(watched)
+    progress.watch(watched)
+    gate.open = True
+    assert ended.wait(20)
+    assert seen == [{max(mine)}]
+    assert os.sched_getaffinity(0) == mine
 
 
 def test_many_waiting_threads_and_the_progress_thread_take_each_step_once(lane: Lane, progress: Progress) -> None:
