@@ -12,7 +12,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
@@ -455,7 +455,7 @@ def _pauses(deadline: float) -> Iterator[None]:
         yield
 
 
-def ranges(ranks: list[int]) -> str:
+def ranges(ranks: Sequence[int]) -> str:
     """`[1, 2, 3, 7]` as `1-3, 7`."""
     parts: list[list[int]] = []
     for rank in ranks:

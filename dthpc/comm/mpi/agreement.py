@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from dthpc.comm.mpi.board import ranges
 from dthpc.comm.mpi.call import Call
 from dthpc.comm.mpi.collectives import Collectives
 from dthpc.comm.mpi.errors import MismatchError
 from dthpc.comm.mpi.operation import Steps
+from dthpc.comm.rendezvous import ranges
 
 _TEXT = 240
 _DIGEST = 16

@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from dthpc.comm.rendezvous import ranges
+
 
 class Board:
     """One group's part of the key-value store. Nothing is written as long as nobody waits for long."""
@@ -75,14 +77,3 @@ class Board:
 
 def _named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
-
-
-def ranges(ranks: Sequence[int]) -> str:
-    """`[1, 2, 3, 7]` as `1-3, 7`."""
-    parts: list[list[int]] = []
-    for rank in ranks:
-        if parts and parts[-1][1] == rank - 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

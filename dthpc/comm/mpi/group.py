@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dthpc.comm.mpi import BACKEND
 from dthpc.comm.mpi.agreement import agreed
-from dthpc.comm.mpi.board import Board, ranges
+from dthpc.comm.mpi.board import Board
 from dthpc.comm.mpi.buffers import Buffers
 from dthpc.comm.mpi.call import Call
 from dthpc.comm.mpi.collectives import Collectives, together
@@ -24,6 +24,7 @@ from dthpc.comm.mpi.operation import Operation, Request, Steps, briefly, done
 from dthpc.comm.mpi.reducers import Reducers
 from dthpc.comm.mpi.runtime import Runtime
 from dthpc.comm.mpi.work import MPIWork
+from dthpc.comm.rendezvous import ranges
 
 _DEFAULT: Any = dist.AllreduceOptions()
 """Options where the caller gives none: sum, asynchronous, the group's time-out."""

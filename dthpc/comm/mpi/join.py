@@ -7,9 +7,9 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from dthpc.comm.mpi.board import ranges
 from dthpc.comm.mpi.errors import CommunicationTimeout
 from dthpc.comm.mpi.runtime import Runtime
+from dthpc.comm.rendezvous import ranges
 
 
 def join(runtime: Runtime, store: Any, name: str, members: Sequence[int], own: int, timeout_s: float) -> Any:
