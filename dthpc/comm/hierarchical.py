@@ -22,6 +22,7 @@ from torch import Tensor
 from dthpc.comm.addresses import host_identity
 from dthpc.comm.collectives import BufferPool, Channel, Pending
 from dthpc.comm.shared import share_memory
+from dthpc.comm.spread import split_by_node, why_one_level
 
 
 class HierarchicalAllReduce:
@@ -72,26 +73,6 @@ class HierarchicalAllReduce:
         return Pending(scatter, second=cross)
 
 
-def split_by_node(hosts: Sequence[str]) -> tuple[list[list[int]], list[list[int]]] | None:
-    """The groups of the two levels.
-
-    Args:
-        hosts: for each rank of a group, what tells its node from others.
-
-    Returns:
-        Positions in the group: of each node's ranks, and of the ranks that have the same place in their nodes. None
-        where there is one node, one rank a node, or nodes have different numbers of ranks.
-    """
-    nodes: dict[str, list[int]] = {}
-    for position, host in enumerate(hosts):
-        nodes.setdefault(host, []).append(position)
-    inside = list(nodes.values())
-    sizes = {len(ranks) for ranks in inside}
-    if len(inside) < 2 or len(sizes) > 1 or sizes == {1}:
-        return None
-    return inside, [list(ranks) for ranks in zip(*inside, strict=True)]
-
-
 @dataclass(frozen=True)
 class Levels:
     """What came of the wish to reduce in three steps; the same on all ranks of a group."""
@@ -120,8 +101,7 @@ def make_levels(group: dist.ProcessGroup, *, timeout_s: float, memory: bool, hos
     dist.all_gather_object(hosts, host or host_identity(), group)
     nodes, split = len(set(hosts)), split_by_node(hosts)
     if split is None:
-        why = "they are on one node" if nodes == 1 else "nodes have one rank each, or different numbers of them"
-        return Levels(None, nodes, why)
+        return Levels(None, nodes, why_one_level(hosts))
     ranks, backend = dist.get_process_group_ranks(group), dist.get_backend(group)
     made = []
     for level in split:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dthpc.comm.collectives import Pending
 from dthpc.comm.hierarchical import Levels, compare, is_quicker, make_levels
-from dthpc.errors import UserError
+from dthpc.comm.spread import refusal
 from dthpc.parallel.mesh import Mesh
 from dthpc.rundir import read_json, write_json
 
@@ -41,12 +41,7 @@ def with_levels(mesh: Mesh, config: Any, context: RankContext) -> Mesh:
     levels = make_levels(group, timeout_s=float(config.comm.timeout_s), memory=memory)
     possible = _everywhere(levels.reduction is not None, mesh)
     if wanted is True and not possible:
-        raise UserError(
-            f"the replicas cannot sum in their nodes first: {levels.reason}",
-            key="comm.hierarchical",
-            value="true",
-            instead="several nodes with as many replicas on each, or comm.hierarchical=auto",
-        )
+        raise refusal(levels.reason)
     chosen, why = possible, levels.reason
     if possible and wanted == "auto":
         chosen, why = _decide(levels, group, mesh, context)

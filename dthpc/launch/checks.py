@@ -17,7 +17,7 @@ from dthpc.errors import UserError, nearest
 from dthpc.jobs.preflight import options as preflight
 from dthpc.jobs.preflight.options import examines
 from dthpc.launch.mpi import mistakes as mpi_mistakes
-from dthpc.launch.request import Request
+from dthpc.launch.request import Request, try_request
 from dthpc.launch.verdicts import Verdict, ok, plural, warning
 
 # What a room checks of its own group of the configuration (`_room_checks`) is not repeated in these tables.
@@ -61,6 +61,7 @@ SMALLEST = {
     "cluster.array_parallelism": 1,
 }
 TEXT_TARGET = "dthpc.data.text.TextData"
+TRAIN_TARGET = "dthpc.jobs.train.run"
 # Largest value of those that something else has to hold.
 LARGEST = {
     "run.seed": 2**63 - 1,
@@ -88,9 +89,9 @@ def find_mistakes(config: Any) -> list[UserError]:
         return errors
     for check in (_top_level, _words, _ranges, _names, _optimizer, _batch, comm.check, mpi_mistakes, _targets):
         errors.extend(check(config))
-    for check_room in [preflight.check] if examines(config) else _room_checks():
+    for check_room in _room_checks(config):
         errors.extend(check_room(config))
-    return errors
+    return errors if errors else _levels(config)
 
 
 def layout_verdicts(config: Any, request: Request) -> list[Verdict]:
@@ -103,12 +104,14 @@ def layout_verdicts(config: Any, request: Request) -> list[Verdict]:
     Returns:
         One verdict; none where values are missing or the layout has mistakes, which `find_mistakes` tells.
     """
+    from dthpc.jobs.collectives.groups import layout_of
+    from dthpc.jobs.collectives.settings import measures
     from dthpc.parallel.layout import Layout
 
     if _missing(config) or examines(config):
         return []
     try:
-        layout = Layout.resolve(config, request.ranks)
+        layout = layout_of(config, request.ranks) if measures(config) else Layout.resolve(config, request.ranks)
     except UserError:
         return []
     tasks, stride = request.tasks_per_node, layout.stride("tp")
@@ -120,23 +123,42 @@ def layout_verdicts(config: Any, request: Request) -> list[Verdict]:
     return [warning("layout", f"{told} of {plural(tasks, 'rank')}. Inside a node: {instead}")]
 
 
-def _room_checks() -> list[Callable[[Any], list[UserError]]]:
+def _room_checks(config: Any) -> list[Callable[[Any], list[UserError]]]:
     # Each room knows what its own part allows; these modules are free of torch.
+    if examines(config):
+        return [preflight.check]
     from dthpc.jobs.collectives import settings as collectives
+
+    if collectives.measures(config):
+        return [collectives.check]
     from dthpc.models import check as models
     from dthpc.parallel import check as parallel
     from dthpc.parallel import precision
     from dthpc.train import schedule
 
-    return [
-        collectives.check,
-        models.check,
-        parallel.check,
-        precision.check,
-        schedule.check,
-        preflight.check,
-        _text_source,
-    ]
+    return [models.check, parallel.check, precision.check, schedule.check, preflight.check, _text_source]
+
+
+def _levels(config: Any) -> list[UserError]:
+    """Whether replicas can sum in their nodes first, where they must (`comm.hierarchical=true`).
+
+    Ranks fill node after node unless `cluster.srun.distribution` says otherwise: then only the ranks know.
+    """
+    if config.comm.hierarchical is not True or config.job.get("_target_") != TRAIN_TARGET:
+        return []
+    from dthpc.comm.spread import refusal, split_by_node, why_one_level
+    from dthpc.parallel.layout import Layout
+
+    request, errors = try_request(config)
+    tasks, dealt = request.tasks_per_node, "distribution" in config.cluster.srun
+    for nodes in () if errors else dict.fromkeys((request.nodes, request.max_nodes)):
+        layout = Layout.resolve(config, nodes * tasks)
+        known = layout.replicate > 1 and not (dealt and nodes > 1)
+        for first in range(layout.world_size) if known else ():
+            hosts = [str(rank // tasks) for rank in layout.ranks_along(first, "replicate")]
+            if layout.index(first, "replicate") == 0 and split_by_node(hosts) is None:
+                return [refusal(why_one_level(hosts))]
+    return []
 
 
 def _top_level(config: Any) -> Iterator[UserError]:

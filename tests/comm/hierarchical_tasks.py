@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 
 from dthpc.comm.collectives import Channel
-from dthpc.comm.hierarchical import HierarchicalAllReduce, compare, split_by_node
+from dthpc.comm.hierarchical import HierarchicalAllReduce, compare
+from dthpc.comm.spread import split_by_node
 
 
 def channels(rank: int, hosts: list[str]) -> HierarchicalAllReduce:

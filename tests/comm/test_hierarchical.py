@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dthpc.comm.hierarchical import is_quicker, split_by_node
+from dthpc.comm.hierarchical import is_quicker
 from tests.comm import hierarchical_tasks as tasks
 from tests.ranks import pool
 
@@ -34,16 +34,6 @@ def test_a_sum_has_the_same_bits_each_time() -> None:
     first, second = (pool().run(4, tasks.reduce, hosts, [5, 9001], torch.float32) for _ in range(2))
     for one, other in zip(first, second, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def test_levels_are_split_by_node_whatever_the_order_of_ranks() -> None:
-    assert split_by_node(["a", "a", "b", "b"]) == ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
-    assert split_by_node(["a", "b", "b", "a"]) == ([[0, 3], [1, 2]], [[0, 1], [3, 2]])
-
-
-@pytest.mark.parametrize("hosts", [["a", "a"], ["a", "b"], ["a", "a", "b"], ["a"], []])
-def test_one_node_one_rank_a_node_or_uneven_nodes_have_no_levels(hosts: list[str]) -> None:
-    assert split_by_node(hosts) is None
 
 
 def test_all_ranks_hear_the_same_times_of_both_ways() -> None:

@@ -94,6 +94,44 @@ def test_a_class_in_the_folder_where_the_command_is_typed_is_found(
     assert len(mistakes("model._target_=my_models.Nett")) == 1
 
 
+NODES = ("+cluster=slurm", "cluster.nodes=2", "comm.hierarchical=true")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["comm.hierarchical=true"], "they are on one node"),
+        ([*NODES, "cluster.nodes=1-2", "cluster.tasks_per_node=2"], "they are on one node"),
+        ([*NODES, "cluster.nodes=1-2", "cluster.tasks_per_node=1"], "one rank each"),
+        ([*NODES, "cluster.tasks_per_node=1"], "one rank each"),
+        # Pairs of ranks share a layer, so that a node of two has one replica.
+        ([*NODES, "cluster.tasks_per_node=2", "parallel.tp=2"], "one rank each"),
+        # Stages lie on nodes of their own, and so do the replicas of each.
+        ([*NODES, "cluster.tasks_per_node=2", "parallel=pp"], "they are on one node"),
+    ],
+)
+def test_replicas_that_cannot_sum_in_their_nodes_are_told_so_before_they_start(words: list[str], why: str) -> None:
+    (found,) = mistakes(*words)
+    assert found.startswith("comm.hierarchical=true: the replicas cannot sum in their nodes first: ")
+    assert why in found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*NODES, "cluster.tasks_per_node=2"],
+        [*NODES, "cluster.tasks_per_node=4", "parallel.tp=2"],
+        [*NODES, "cluster.tasks_per_node=1", "+cluster.srun.distribution=cyclic"],  # only the ranks will know
+        ["comm.hierarchical=auto"],
+        ["comm.hierarchical=true", "parallel.tp=2"],  # nothing is summed between replicas
+        ["comm.hierarchical=true", "job=collectives"],
+        ["comm.hierarchical=true", "job=preflight"],
+    ],
+)
+def test_replicas_that_can_or_that_need_not_are_let_pass(words: list[str]) -> None:
+    assert mistakes(*words) == []
+
+
 def verdicts(*words: str) -> list[tuple[str, str]]:
     ((config, _),), _ = read_command_line(list(words), "test")
     assert find_mistakes(config) == []

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from dthpc.errors import UserError
 from dthpc.jobs.collectives.terms import node_traffic
+from dthpc.parallel.layout import Layout
 
-if TYPE_CHECKING:
-    from dthpc.parallel.layout import Layout
+_ENOUGH_SAMPLES = 1 << 30
+"""A global batch that leaves no rank without work."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,79 @@ def partitions(
             known = found[same]
             found[same] = Partition(known.name, known.groups, (*known.aliases, name))
     if not found:
-        raise UserError(
-            "; ".join(left_out) or "one rank alone has nobody to talk to",
-            key="job.groups" if wanted is not None else "cluster.tasks_per_node",
-            value=f"[{','.join(wanted)}]" if wanted is not None else len(places),
-            instead="cluster.tasks_per_node or cluster.nodes of at least 2, or job.groups=[world]",
-        )
+        raise nobody(left_out, wanted, len(places))
     return found, left_out
+
+
+def check_groups(config: Any) -> list[UserError]:
+    """What the fewest nodes that the job may get leave nobody to measure; for the login node.
+
+    Args:
+        config: the whole configuration, whose layout fits the ranks.
+    """
+    shape = _fewest(config.cluster)
+    if shape is None:
+        return []
+    nodes, tasks = shape
+    ranks, wanted = nodes * tasks, config.job.get("groups")
+    wanted = None if not wanted or "auto" in wanted else list(wanted)
+    if wanted is None:
+        return [nobody([], None, ranks)] if ranks == 1 else []
+    layout = layout_of(config, ranks)
+    sizes = {"world": ranks, "node": tasks, "cross": nodes, **{axis: layout.degree(axis) for axis in layout.order}}
+    lone = [why for name in dict.fromkeys(wanted) if (why := _lone(name, sizes.get(name, 2)))]
+    return [nobody(lone, wanted, ranks)] if lone else []
+
+
+def layout_of(config: Any, ranks: int) -> Layout:
+    """The mesh whose axes are measured; nothing is trained, so neither model nor batch has to fit it.
+
+    Raises:
+        UserError: the degrees do not fit the ranks.
+    """
+    return Layout.resolve(degrees_alone(config), ranks)
+
+
+def degrees_alone(config: Any) -> Any:
+    """The configuration without what the layout of a training has to fit."""
+    return OmegaConf.create(
+        {
+            "parallel": config.parallel,
+            "cluster": config.cluster,
+            "train": {"global_batch": _ENOUGH_SAMPLES, "micro_batch": None},
+        }
+    )
+
+
+def nobody(why: Sequence[str], wanted: Sequence[str] | None, ranks: int) -> UserError:
+    """What is told where a group that is to be measured is one rank alone.
+
+    Args:
+        why: about the groups.
+        wanted: `job.groups`; None: they were not named.
+        ranks: in all.
+    """
+    alone = ranks < 2
+    more = (
+        "cluster.tasks_per_node=2, or more nodes"
+        if alone
+        else "a layout with that axis, more nodes, or 'job.groups=[auto]'"
+    )
+    return UserError(
+        "one rank alone has nobody to talk to" if alone else "; ".join(why),
+        key="job.groups" if wanted is not None else "cluster.tasks_per_node",
+        value=f"[{','.join(wanted)}]" if wanted is not None else ranks,
+        instead=more,
+    )
+
+
+def _fewest(cluster: Any) -> tuple[int, int] | None:
+    """Fewest nodes, and the ranks of each; None where they make no sense, which is told elsewhere."""
+    try:
+        nodes = min(int(end) for end in str(cluster.nodes).split("-", 1))
+    except ValueError:
+        return None
+    return (nodes, int(cluster.tasks_per_node)) if min(nodes, int(cluster.tasks_per_node)) > 0 else None
 
 
 def _all(layout: Layout | None, places: Sequence[Place]) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -146,4 +215,8 @@ def _all(layout: Layout | None, places: Sequence[Place]) -> dict[str, tuple[tupl
 def _unfit(name: str, groups: tuple[tuple[int, ...], ...], places: Sequence[Place]) -> str | None:
     if len({len(group) for group in groups}) > 1:
         return f"nodes have different numbers of ranks, so that the groups of {name} would differ in size"
-    return f"the groups of {name} have one rank each" if len(groups[0]) < 2 else None
+    return _lone(name, len(groups[0]))
+
+
+def _lone(name: str, size: int) -> str | None:
+    return f"the groups of {name} have one rank each" if size < 2 else None

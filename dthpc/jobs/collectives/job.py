@@ -16,7 +16,7 @@ from dthpc.jobs.collectives import plots, report
 from dthpc.jobs.collectives.buffers import DTYPES, Arena
 from dthpc.jobs.collectives.control import Control
 from dthpc.jobs.collectives.drivers import Driver, MessageDriver
-from dthpc.jobs.collectives.groups import Partition, Place, partitions, place_ranks
+from dthpc.jobs.collectives.groups import Partition, Place, layout_of, partitions, place_ranks
 from dthpc.jobs.collectives.judge import doubts, judge, rate, verdict
 from dthpc.jobs.collectives.libraries import Libraries, find_libraries, make_drivers, make_two_levels
 from dthpc.jobs.collectives.line import Line
@@ -27,7 +27,6 @@ from dthpc.jobs.collectives.report import Results
 from dthpc.jobs.collectives.room import free_memory, largest_message
 from dthpc.jobs.collectives.settings import Settings, settings_of
 from dthpc.monitor.units import size
-from dthpc.parallel.layout import Layout
 from dthpc.rundir import read_json, write_json
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class _Measurement:
         self.places: list[Place] = place_ranks(hosts)
         self.results = Results([place.host for place in self.places])
         self.results.link_gbps, self.results.link_source = self._link()
-        layout = Layout.resolve(config, identity.world_size)
+        layout = layout_of(config, identity.world_size)
         self.partitions, left_out = partitions(layout, self.places, settings.groups)
         self.libraries: Libraries = find_libraries(settings, context)
         self.results.backends = self.libraries.told

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from dthpc.comm.collectives import Channel
-from dthpc.comm.hierarchical import HierarchicalAllReduce, split_by_node
+from dthpc.comm.hierarchical import HierarchicalAllReduce
+from dthpc.comm.spread import split_by_node
 from dthpc.errors import UserError
 from dthpc.jobs.collectives.drivers import ChannelDriver, Driver, MessageDriver, RawGlooDriver, TorchDriver
 from dthpc.jobs.collectives.groups import Partition, Place

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dthpc.errors import UserError, nearest, raise_together
+from dthpc.jobs.collectives.groups import check_groups, degrees_alone
 from dthpc.jobs.collectives.terms import OPERATIONS
 from dthpc.parallel.check import AXES
+from dthpc.parallel.check import check as check_degrees
 from dthpc.rundir import read_json
 
 TARGET = "dthpc.jobs.collectives.job.run"
@@ -174,11 +176,18 @@ def settings_of(config: Any) -> Settings:
 
 
 def check(config: Any) -> list[UserError]:
-    """Mistakes in the keys of `job=collectives`; none for any other job."""
-    job = config.job
-    if not hasattr(job, "get") or job.get("_target_") != TARGET:
+    """Mistakes in the keys of `job=collectives`, and in the layout that it measures; none for any other job."""
+    if not measures(config):
         return []
-    return [*_sizes(job), *_words(job), *_numbers(job), *_backends(config), *_reference(job)]
+    job = config.job
+    errors = [*_sizes(job), *_words(job), *_numbers(job), *_backends(config), *_reference(job)]
+    degrees = check_degrees(degrees_alone(config))
+    return [*errors, *degrees] if degrees else [*errors, *check_groups(config)]
+
+
+def measures(config: Any) -> bool:
+    """Whether a configuration runs `job=collectives`, which trains nothing."""
+    return hasattr(config.job, "get") and config.job.get("_target_") == TARGET
 
 
 def _sizes(job: Any) -> Iterator[UserError]:

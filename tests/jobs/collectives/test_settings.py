@@ -54,6 +54,16 @@ def test_the_job_as_it_stands_has_no_mistake_and_a_name_of_its_own() -> None:
         (["job.slow=1.5"], ["at most 1"]),
         (["job.link_gbps=-1"], ["positive"]),
         (["job.reference=/nowhere.json"], ["no such file"]),
+        (["cluster.tasks_per_node=1"], ["cluster.tasks_per_node=1", "one rank alone has nobody to talk to"]),
+        (["cluster.tasks_per_node=1", "job.groups=[world]"], ["job.groups=[world]", "nobody to talk to"]),
+        (["job.groups=[world,tp]"], ["job.groups=[world,tp]", "the groups of tp have one rank each", "[auto]"]),
+        (["job.groups=[cross]"], ["the groups of cross have one rank each"]),
+        (["job.groups=[node]", "+cluster=slurm", "cluster.nodes=2", "cluster.tasks_per_node=1"], ["groups of node"]),
+        (
+            ["job.groups=[cross]", "+cluster=slurm", "cluster.nodes=1-4", "cluster.tasks_per_node=2"],
+            ["the groups of cross have one rank each"],
+        ),
+        (["parallel.tp=3"], ["parallel.tp=3", "does not divide the 2 ranks"]),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(words: list[str], expected: list[str]) -> None:
@@ -93,3 +103,18 @@ def test_sizes_of_all_spans_come_once_each_and_what_does_not_fit_is_known() -> N
     assert settings.sizes(1 << 20) == [8, 16, 64]
     assert settings.beyond(1 << 20) == 1 << 30
     assert settings.beyond(1 << 30) is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["cluster.tasks_per_node=64"],
+        ["+cluster=slurm", "cluster.nodes=16", "cluster.tasks_per_node=4", "job.link_gbps=200"],
+        ["parallel.tp=8", "cluster.tasks_per_node=16", "job.groups=[tp,replicate]"],
+        ["parallel.pp=32", "cluster.tasks_per_node=64", "parallel.schedule=interleaved", "job.groups=[pp]"],
+        ["model.heads=3", "train.micro_batch=3"],
+        ["job.groups=[cross,world]", "+cluster=slurm", "cluster.nodes=2-4", "cluster.tasks_per_node=1"],
+    ],
+)
+def test_what_is_measured_need_not_fit_a_training(words: list[str]) -> None:
+    assert mistakes(*words) == ""
