@@ -64,14 +64,19 @@ def _interface(comm: Any) -> Iterator[UserError]:
 
 
 def _exported(config: Any, gpus: bool, env: Mapping[str, str]) -> list[UserError]:
-    """Exported variables that the ranks will refuse: anywhere, or, of a local run, on this machine."""
+    """Exported variables that the ranks will refuse: anywhere, or, of a local run, on this machine.
+
+    There, too, an interface or fabric that is asked for and absent; the nodes of a cluster only their ranks know.
+    """
     cluster, comm = config.cluster, config.comm
     if cluster.container.runtime is not None or cluster.setup or cluster.sbatch.get("export") is not None:
         return []  # the ranks' environment is another
     libraries = (wanted_of(comm).libraries() & {"nccl", "mpi"}) | {"gloo"} | ({"nccl"} if gpus else set())
     given = needed({**env, **{str(name): str(value) for name, value in cluster.environment.items()}}, libraries)
     node = NodeNetwork("any")
-    if cluster.kind == "local" and _names_hardware(comm, given):
+    problems: list[Problem] = []
+    pinned = comm.fabric not in ("auto", "tcp") and config.placement.topology is None
+    if cluster.kind == "local" and (pinned or _names_hardware(comm, given)):
         from dthpc.comm.fabric.live import read_network  # costs time, which only those pay who name hardware
 
         node = read_network(env=given)
@@ -80,12 +85,21 @@ def _exported(config: Any, gpus: bool, env: Mapping[str, str]) -> list[UserError
             why = f"{node.name} has no such network interface with an address"
             instead = nearest(comm.interface, usable)
             return [UserError(why, key="comm.interface", value=comm.interface, instead=instead)]
-    errors = [problem for problem in check_settings(given, node) if problem.severity == "error"]
-    return [_error(problem, "") for problem in errors]
+        problems = _lacking(comm.fabric, node) if pinned else []
+    problems += [problem for problem in check_settings(given, node) if problem.severity == "error"]
+    return [_error(problem, "") for problem in problems]
 
 
 def _names_hardware(comm: Any, given: Mapping[str, str]) -> bool:
     return comm.interface is not None or any(name in (*SOCKETS, *DEVICES) for name in given)
+
+
+def _lacking(fabric: str, node: NodeNetwork) -> list[Problem]:
+    """What the ranks will say of a fabric that this machine has no device for."""
+    from dthpc.comm.fabric.decide import FabricWish, decide
+
+    plan = decide({node.name: node}, FabricWish(fabric=fabric))
+    return [problem for problem in plan.errors if problem.setting == "comm.fabric"]
 
 
 def _recorded(path: Path) -> NodeNetwork | None:

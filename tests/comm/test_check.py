@@ -7,6 +7,8 @@ import pytest
 from omegaconf import OmegaConf
 
 from dthpc.comm.check import check
+from dthpc.comm.fabric.devices import choose_devices
+from dthpc.comm.fabric.live import read_network
 from dthpc.config.schema import Config
 
 STAT = "CA 'mlx5_0'\n\tPort 1:\n\t\tState: Active\n\t\tPhysical state: LinkUp\n\t\tRate: 200\n\t\tLink layer: {layer}\n"
@@ -57,6 +59,19 @@ def test_an_interface_of_a_local_run_is_looked_for_here() -> None:
     assert told(comm__interface="eth99", cluster__kind="slurm") == []
     (error,) = told(comm__interface="eth99")
     assert "has no such network interface" in error
+
+
+@pytest.mark.parametrize("fabric", ["infiniband", "roce", "slingshot", "efa"])
+def test_a_fabric_of_a_local_run_is_looked_for_here(fabric: str) -> None:
+    there = choose_devices(read_network()).fabric
+    found = told(comm__fabric=fabric)
+    assert bool(found) == (there != fabric)
+    for error in found:
+        assert error.startswith(f"comm.fabric={fabric}: ")
+        assert f"has no usable {fabric} device" in error
+        assert f"comm.fabric={there}, or comm=auto" in error
+    assert told(comm__fabric=fabric, cluster__kind="slurm") == []  # what its nodes have, only they know
+    assert told(comm__fabric=fabric, cluster__setup=["module load ours"]) == []
 
 
 def test_what_was_exported_and_the_ranks_would_refuse_is_told_before(monkeypatch: pytest.MonkeyPatch) -> None:
