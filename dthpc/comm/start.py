@@ -149,7 +149,7 @@ def _with_mpi(choice: Choice, store: Any, identity: Identity) -> Decision:
     """Start MPI where it was chosen or is to be measured. On evidence alone, all ranks take it or none does."""
     decision, facts = choice.decision, choice.facts
     if decision.uses_mpi and not decision.tentative:
-        _start_mpi(identity)
+        _start_mpi(identity, choice.comm)
         return decision
     if not choice.may_take_mpi:
         return decision
@@ -157,18 +157,18 @@ def _with_mpi(choice: Choice, store: Any, identity: Identity) -> Decision:
     why = all_agree(store, "able", identity, facts.no_mpi)
     if why is None:
         try:
-            _start_mpi(identity)
+            _start_mpi(identity, choice.comm)
         except UserError as error:
             why = error.why
         why = all_agree(store, "started", identity, why)
     return without_mpi(decision, why) if why is not None and decision.tentative else decision
 
 
-def _start_mpi(identity: Identity) -> None:
+def _start_mpi(identity: Identity, comm: Any) -> None:
     from dthpc.comm.mpi import register
     from dthpc.comm.mpi.runtime import load
 
-    register(load(identity.rank, identity.world_size))
+    register(load(identity.rank, identity.world_size, windows=comm.shared_memory is not False))
 
 
 def all_agree(store: Store, what: str, identity: Identity, why_not: str | None) -> str | None:

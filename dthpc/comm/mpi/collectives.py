@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dthpc.comm.mpi.buffers import Buffers, adjacent
 from dthpc.comm.mpi.operation import Request, Steps
+from dthpc.comm.mpi.sizes import fits, same_dtype
 
 
 class Collectives:
@@ -41,8 +42,8 @@ class Collectives:
 
     def all_gather(self, out: Tensor, mine: Tensor) -> Steps:
         """Concatenate the ranks' `mine`, each of n elements, in `out`, of size · n."""
-        _same_dtype([out, mine])
-        _fits(out.numel() == self.size * mine.numel(), f"output has {out.numel()} elements, {self.size} inputs of "
+        same_dtype([out, mine])
+        fits(out.numel() == self.size * mine.numel(), f"output has {out.numel()} elements, {self.size} inputs of "
               f"{mine.numel()} are gathered")  # fmt: skip
         room, source = self.buffers.writable(out), self.buffers.readable(mine)
         share = source.numel() * source.element_size()
@@ -58,8 +59,8 @@ class Collectives:
 
     def all_gather_uneven(self, outs: Sequence[Tensor], mine: Tensor) -> Steps:
         """Give all ranks the ranks' `mine`, one tensor each, of any sizes that `outs` has too."""
-        _same_dtype([*outs, mine])
-        _fits(outs[self.rank].numel() == mine.numel(), f"input has {mine.numel()} elements, its output "
+        same_dtype([*outs, mine])
+        fits(outs[self.rank].numel() == mine.numel(), f"input has {mine.numel()} elements, its output "
               f"{outs[self.rank].numel()}")  # fmt: skip
         source = self.buffers.readable(mine)
         room, parts = self.parts(outs)
@@ -79,7 +80,7 @@ class Collectives:
         if self.rank != root or outs is None:
             yield from self._send_only(source, root)
             return
-        _same_dtype([*outs, mine])
+        same_dtype([*outs, mine])
         requests, rooms = [], []
         for peer, out in enumerate(outs):
             if peer == self.rank:
@@ -95,8 +96,8 @@ class Collectives:
     def scatter(self, out: Tensor, shares: Sequence[Tensor] | None, root: int) -> Steps:
         """Give every rank its one of the root's tensors; `shares` is None elsewhere."""
         if self.rank == root and shares is not None:
-            _same_dtype([*shares, out])
-            _fits(shares[root].numel() == out.numel(), "the root's own share and its output differ in size")
+            same_dtype([*shares, out])
+            fits(shares[root].numel() == out.numel(), "the root's own share and its output differ in size")
             # Named, because MPI reads them until the end and does not keep them.
             sources = [self.buffers.readable(share) for share in shares]
             yield [r for peer, source in enumerate(sources) if peer != root for r in self._send(source, peer)]
@@ -108,7 +109,7 @@ class Collectives:
 
     def all_to_all(self, outs: Sequence[Tensor], shares: Sequence[Tensor]) -> Steps:
         """Give every rank one tensor of this rank's, of any size, and get one of each."""
-        _same_dtype([*outs, *shares])
+        same_dtype([*outs, *shares])
         room, parts = self.parts(outs)
         given, sources = self.parts(shares)
         for source, share in zip(sources, shares, strict=True):
@@ -119,7 +120,7 @@ class Collectives:
 
     def all_to_all_single(self, out: Tensor, flat: Tensor, out_splits: Sequence[int], splits: Sequence[int]) -> Steps:
         """The same with the parts of one tensor, whose first dimension is split so; no splits: equally."""
-        _same_dtype([out, flat])
+        same_dtype([out, flat])
         out_counts, counts = self._counts(out, out_splits), self._counts(flat, splits)
         room, source = self.buffers.writable(out), self.buffers.readable(flat)
         if splits or out_splits or self.too_many(room):
@@ -156,15 +157,15 @@ class Collectives:
     def _counts(self, tensor: Tensor, splits: Sequence[int]) -> list[int]:
         rows = tensor.size(0) if tensor.dim() else 1
         if not splits:
-            _fits(rows % self.size == 0, f"the first dimension, {rows}, is not divisible by the {self.size} ranks")
+            fits(rows % self.size == 0, f"the first dimension, {rows}, is not divisible by the {self.size} ranks")
             return [tensor.numel() // self.size] * self.size
-        _fits(len(splits) == self.size and sum(splits) == rows, f"splits {list(splits)} of {rows} rows")
+        fits(len(splits) == self.size and sum(splits) == rows, f"splits {list(splits)} of {rows} rows")
         row = tensor.numel() // rows if rows else 0
         return [split * row for split in splits]
 
     def _all_to_all(self, room: Tensor, given: Tensor, out_counts: list[int], counts: list[int]) -> list[Request]:
         own = self.rank
-        _fits(out_counts[own] == counts[own], f"this rank's share for itself has {counts[own]} elements, its output "
+        fits(out_counts[own] == counts[own], f"this rank's share for itself has {counts[own]} elements, its output "
               f"{out_counts[own]}")  # fmt: skip
         if self.too_many(room) or self.too_many(given):
             return self._exchange(given.view(-1).split_with_sizes(counts), room.view(-1).split_with_sizes(out_counts))
@@ -219,14 +220,3 @@ def _all_of(running: Sequence[Steps]) -> Steps:
         running = going
         if running:
             yield requests
-
-
-def _same_dtype(tensors: Sequence[Tensor]) -> None:
-    if any(tensor.dtype != tensors[0].dtype for tensor in tensors):
-        found = sorted({str(tensor.dtype) for tensor in tensors})
-        raise ValueError(f"the tensors of one operation must be of one dtype, and not {', '.join(found)}")
-
-
-def _fits(fine: bool, why: str) -> None:
-    if not fine:
-        raise ValueError(f"sizes do not fit: {why}")

@@ -20,6 +20,7 @@ from dthpc.comm.mpi.errors import CommunicationTimeout
 from dthpc.comm.mpi.join import join
 from dthpc.comm.mpi.lane import Lane
 from dthpc.comm.mpi.messages import Messages
+from dthpc.comm.mpi.near import near
 from dthpc.comm.mpi.operation import Operation, Request, Steps, briefly, done
 from dthpc.comm.mpi.reducers import Reducers
 from dthpc.comm.mpi.runtime import Runtime
@@ -84,6 +85,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._messages = Messages(mpi, self._comm, buffers)
         self._collectives = Collectives(mpi, self._comm, buffers, self._messages.collective_tag)
         self._reducers = Reducers(self._collectives)
+        self._near = near(runtime, self._comm, members, buffers)
         self._board = Board(store, name, members, rank)
         self._lane = Lane(self._board, runtime.keep, runtime.per_offer)
         self._rank, self._size = rank, len(members)
@@ -174,8 +176,14 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _all_reduce(self, name: str, tensors: list[Tensor], opts: Any) -> MPIWork:
         rules = [self._reducers.rule(tensor, opts.reduceOp) for tensor in tensors]
-        staged = any(map(self._reducers.staged, rules, tensors))
-        parts = [self._reducers.all_reduce(tensor, rule) for tensor, rule in zip(tensors, rules, strict=True)]
+        staged = any(
+            self._reducers.staged(rule, tensor) and not self._near.reduces(tensor, rule)
+            for rule, tensor in zip(rules, tensors, strict=True)
+        )
+        parts = [
+            (self._near if self._near.reduces(tensor, rule) else self._reducers).all_reduce(tensor, rule)
+            for tensor, rule in zip(tensors, rules, strict=True)
+        ]
         call = Call(name, tensors[:8], rules[0].name)
         return self._run(call, together(parts), tensors, opts, staged=staged)
 
@@ -206,13 +214,13 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, out: Tensor, mine: Tensor, opts: Any = _DEFAULT) -> MPIWork:
         """Concatenate the ranks' tensors in one."""
-        return self._run(Call("all_gather_single", [mine]), self._collectives.all_gather(out, mine), out, opts)
+        return self._run(Call("all_gather_single", [mine]), self._gather(out, mine), out, opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outs: list[Tensor], inputs: list[Tensor], opts: Any = _DEFAULT) -> MPIWork:
         """Concatenate several tensors, all at once."""
-        parts = [self._collectives.all_gather(out, mine) for out, mine in zip(outs, inputs, strict=True)]
+        parts = [self._gather(out, mine) for out, mine in zip(outs, inputs, strict=True)]
         return self._run(Call("all_gather_single_coalesced", inputs), together(parts), outs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -241,7 +249,10 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _reduce_scatter(self, name: str, outs: list[Tensor], flats: list[Tensor], opts: Any) -> MPIWork:
         rule = self._reducers.rule(outs[0], opts.reduceOp)
-        parts = [self._reducers.reduce_scatter_flat(out, flat, rule) for out, flat in zip(outs, flats, strict=True)]
+        parts = [
+            (self._near if self._near.reduces(flat, rule) else self._reducers).reduce_scatter_flat(out, flat, rule)
+            for out, flat in zip(outs, flats, strict=True)
+        ]
         return self._run(Call(name, flats, rule.name), together(parts), outs, opts)
 
     def gather(self, outs: list[list[Tensor]], inputs: list[Tensor], opts: Any) -> MPIWork:
@@ -355,6 +366,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._closed = True
         self._runtime.groups -= 1
         if self._lane.drain(self._timeout_s) and not self._runtime.mpi.Is_finalized():
+            self._near.close()
             self._comm.Free()
         else:
             self._runtime.keep(self._comm)
@@ -389,6 +401,9 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         elif not operation.over:
             self._runtime.progress.watch(operation)
         return MPIWork(operation, result)
+
+    def _gather(self, out: Tensor, mine: Tensor) -> Steps:
+        return (self._near if self._near.moves(out) else self._collectives).all_gather(out, mine)
 
     def _operation(self, call: Call, steps: Steps, opts: Any, staged: bool = False) -> Operation:
         timeout = opts.timeout.total_seconds() if opts is not _DEFAULT else 0.0

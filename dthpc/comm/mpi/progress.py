@@ -18,6 +18,12 @@ from dthpc.placement.apply import bind_helper
 
 _NAP_LEAST_S = 2e-6
 _NAP_MOST_S = 300e-6
+_GRACE_S = 100e-6
+"""Who starts an operation often waits for it at once; only after this time is it driven for it."""
+
+_LINGER_S = 2e-3
+"""How long the thread looks for more after the last operation, so that nobody has to wake it."""
+
 _AFTER_MOVE = 64
 """Questions before the next nap once data has moved: the other side has its turn."""
 
@@ -30,6 +36,9 @@ class Pollable(Protocol):
 
     waiters: int
     """Threads that wait for it, and drive it meanwhile."""
+
+    began: float
+    """When it was started, as `time.monotonic()` has it."""
 
     @property
     def over(self) -> bool:
@@ -100,6 +109,7 @@ class Progress:
         self._watched: list[Pollable] = []
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._awake = False
 
     def watch(self, operation: Pollable) -> None:
         """Drive an operation until it is over."""
@@ -108,7 +118,7 @@ class Progress:
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="dthpc-mpi", daemon=True)
                 self._thread.start()
-            else:
+            elif not self._awake:
                 self._changed.notify()
 
     def close(self) -> None:
@@ -134,16 +144,28 @@ class Progress:
 
     def _next(self) -> list[Pollable] | None:
         """What is to be driven; waits for something; None: the thread shall end."""
-        with self._changed:
-            while True:
+        last = time.monotonic()
+        while True:
+            with self._changed:
                 if self._closed:
                     return None
+                now = time.monotonic()
                 self._watched = [operation for operation in self._watched if not operation.over]
-                driven = [operation for operation in self._watched if operation.waiters == 0]
-                if driven:
+                waited_for = any(operation.waiters for operation in self._watched)
+                driven = [each for each in self._watched if each.waiters == 0 and now - each.began > _GRACE_S]
+                if driven and not waited_for:
                     return driven
-                # A waiter drives its operation to the end, unless it gives up: look again now and then.
-                self._changed.wait(0.05 if self._watched else None)
+                if self._watched:
+                    last = now
+                self._awake = now - last < _LINGER_S
+                if not self._awake:
+                    self._changed.wait()
+                    last = time.monotonic()
+                    continue
+            # Who waits for one drives MPI for all; what follows in others needs a look now and then.
+            for operation in driven:
+                operation.poll()
+            time.sleep(_GRACE_S)
 
 
 def _nap_exactly() -> None:

@@ -12,6 +12,7 @@ from dthpc.comm.mpi.buffers import Buffers
 from dthpc.comm.mpi.collectives import Collectives
 from dthpc.comm.mpi.operation import Steps
 from dthpc.comm.mpi.reductions import Reductions, Rule
+from dthpc.comm.mpi.sizes import overlap, shape
 
 _WHOLE_BYTES = 16384
 """All operands together up to this size are given to all ranks, in one step: fewer messages."""
@@ -73,13 +74,13 @@ class Reducers:
     def reduce_scatter(self, out: Tensor, shares: Sequence[Tensor], rule: Rule) -> Steps:
         """Reduce `shares`, one for each rank and of any sizes, of which this rank gets its own in `out`."""
         if out.numel() != shares[self._rank].numel() or any(share.dtype != out.dtype for share in shares):
-            raise ValueError(f"output is {_shape(out)}, and this rank's share {_shape(shares[self._rank])}")
+            raise ValueError(f"output is {shape(out)}, and this rank's share {shape(shares[self._rank])}")
         yield from self._reduce_scatter(out, self._flat(shares, rule), [share.numel() for share in shares], rule)
 
     def reduce_scatter_flat(self, out: Tensor, flat: Tensor, rule: Rule) -> Steps:
         """The same with a tensor `[size · n]` of which every rank gets n elements."""
         if out.numel() * self._size != flat.numel() or out.dtype != flat.dtype:
-            raise ValueError(f"output is {_shape(out)}, and input {_shape(flat)} for {self._size} ranks")
+            raise ValueError(f"output is {shape(out)}, and input {shape(flat)} for {self._size} ranks")
         source = self._buffers.readable(flat if rule.before is None else rule.before(flat))
         yield from self._reduce_scatter(out, source.view(-1), [out.numel()] * self._size, rule)
 
@@ -93,7 +94,7 @@ class Reducers:
             self._buffers.deliver(total.view(out.shape), out)
             return
         room = self._buffers.writable(out)
-        if _overlap(room, flat):
+        if overlap(room, flat):
             room = self._buffers.room(out)
         send = self._buffers.spec(flat, rule.datatype)
         receive = self._buffers.spec(room, rule.datatype)
@@ -166,12 +167,3 @@ def _plain(name: str) -> Any:
         return total
 
     return combine
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    first, second = one.data_ptr(), other.data_ptr()
-    return first < second + other.nbytes and second < first + one.nbytes
-
-
-def _shape(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from dthpc.comm.mpi.progress import Progress
+from dthpc.comm.mpi.windows import Windows
 from dthpc.errors import UserError
 
 _LAUNCHERS = "srun --mpi=pmi2 (or pmix, as the MPI library was built for), mpiexec, or comm.backend=gloo"
@@ -29,6 +30,9 @@ class Runtime:
 
     ranks: tuple[int, ...]
     """For each rank of the default group, its rank in MPI's world."""
+
+    windows: Windows | None = None
+    """Memory that ranks of a node share; None: everything goes through MPI's own calls."""
 
     check: bool = False
     """Whether ranks compare what they call before each collective; `TORCH_DISTRIBUTED_DEBUG=DETAIL` asks for it too."""
@@ -91,7 +95,9 @@ class Runtime:
         self.mpi.COMM_WORLD.Abort(code)
 
 
-def load(rank: int, world_size: int, ranks: Sequence[int] | None = None, check: bool = False) -> Runtime:
+def load(
+    rank: int, world_size: int, ranks: Sequence[int] | None = None, check: bool = False, windows: bool = True
+) -> Runtime:
     """Start MPI in this process and check that it fits.
 
     Args:
@@ -100,6 +106,7 @@ def load(rank: int, world_size: int, ranks: Sequence[int] | None = None, check: 
         ranks: for each rank of dthpc its rank in MPI's world, which may then be larger or ordered otherwise; None:
             both are the same.
         check: whether ranks compare what they call before each collective.
+        windows: whether ranks of a node use memory that they share where that is faster.
 
     Raises:
         UserError: there is no mpi4py or no MPI library, no MPI launcher started this process, the ranks differ, or the
@@ -113,7 +120,8 @@ def load(rank: int, world_size: int, ranks: Sequence[int] | None = None, check: 
             "an MPI built with thread support (Open MPI: --enable-mpi-thread-multiple; MPICH: --enable-threads="
             "multiple; Cray MPICH: MPICH_MAX_THREAD_SAFETY=multiple), and nothing that initialises MPI earlier",
         )
-    runtime = Runtime(mpi, tuple(range(world_size) if ranks is None else ranks), check)
+    order = tuple(range(world_size) if ranks is None else ranks)
+    runtime = Runtime(mpi, order, Windows(mpi) if windows else None, check)
     # Not mpi4py's own exit handler, which would wait in MPI_Finalize for ranks that still wait for this one.
     atexit.register(_at_exit, runtime)
     return runtime

@@ -15,16 +15,23 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from dthpc.comm.shared.room import DONE, READY, Room
+from dthpc.comm.shared.room import DONE, READY
 from dthpc.comm.shared.segment import Segment
 from dthpc.comm.shared.sums import sum_into
 
 SLOTS = 8
 """Slots of a window: steps that a rank may be ahead of the one that lags most."""
+
+WINDOW = 8 << 20
+"""Bytes of a rank's window; less if many ranks share the host."""
+
+ALL_WINDOWS = 256 << 20
+"""Bytes of all windows of a group, at most."""
 
 BLOCK = 1 << 18
 """Bytes that are added and handed on at a time where they lie in shared memory, so that they are read from a cache."""
@@ -37,6 +44,45 @@ Place = Callable[[Tensor], None]
 
 Take = Callable[[list[Tensor]], None]
 """Takes from the slots of all ranks, given as their bytes in order of the ranks."""
+
+
+def window_bytes(ranks: int) -> int:
+    """How large the window of each of some ranks is."""
+    return max(64 << 10, min(WINDOW, ALL_WINDOWS // ranks)) // SLOTS * SLOTS
+
+
+class Signals(Protocol):
+    """How ranks tell each other how far they are; `Room` does it over sockets."""
+
+    rank: int
+    """This one's position."""
+
+    size: int
+    """How many there are."""
+
+    peers: list[int]
+    """The positions of the others."""
+
+    def tell(self, signal: bytes) -> None:
+        """Send `READY` or `DONE` to all others: what was written to memory before is theirs to read."""
+
+    def look(self) -> None:
+        """Take in the signals that have come, without waiting."""
+
+    def has_ready(self, count: int) -> bool:
+        """Whether each of the others has sent as many `READY` signals since the beginning, as far as was looked."""
+
+    def has_done(self, count: int) -> bool:
+        """The same for `DONE`."""
+
+    def await_ready(self, count: int) -> None:
+        """Wait until they have; raises `RankLost` if one will not."""
+
+    def await_done(self, count: int) -> None:
+        """The same for `DONE`."""
+
+    def allocate(self, nbytes: int) -> Segment:
+        """Memory that all ranks see, `nbytes` or a little more of each; collective."""
 
 
 @dataclass
@@ -68,13 +114,20 @@ class Ticket:
 class Exchange:
     """The collectives of one group; tensors are flat, contiguous, on the CPU."""
 
-    def __init__(self, room: Room, window: Segment) -> None:
+    recorded: bool
+    """Whether its collectives count as ones of their own in the flight record, and not as part of another's."""
+
+    def __init__(self, room: Signals, window: Segment, *, eager: bool = True) -> None:
         """Take a room.
 
         Args:
             room: the ranks.
             window: memory of theirs for what is on its way; the same size on all ranks.
+            eager: whether the thread that starts a collective also puts what others need; else whoever asks for its
+                result does.
         """
+        self.eager = eager
+        self.recorded = True
         self.room, self.rank, self.size = room, room.rank, room.size
         self._slot = window.nbytes // SLOTS
         self._windows = [window.of(rank).view(SLOTS, self._slot) for rank in range(room.size)]
@@ -82,7 +135,8 @@ class Exchange:
         self._segments: list[Segment] = []
         self._views: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
         self._added = self._placed = self._taken = 0
-        self._lock = threading.RLock()
+        # Who adds a collective must not wait for a thread that is moving data.
+        self._order, self._lock = threading.Lock(), threading.RLock()
 
     # Memory ----------------------------------------------------------------------------------------------------------
 
@@ -106,7 +160,7 @@ class Exchange:
 
     def barrier(self) -> Ticket:
         """Complete when all ranks have started it."""
-        with self._lock:
+        with self._order:
             return self._add([_Step(None, None)])
 
     # Collectives -----------------------------------------------------------------------------------------------------
@@ -126,7 +180,7 @@ class Exchange:
                     shares[peer][low:high].copy_(_as(slots[peer], mine.dtype, high - low))
 
             steps.append(_Step(place, take))
-        with self._lock:
+        with self._order:
             return self._add(steps)
 
     @torch.no_grad()
@@ -151,7 +205,7 @@ class Exchange:
                 sum_into(out[low:high], [mine[low:high], *theirs], add)
 
             steps.append(_Step(place, take))
-        with self._lock:
+        with self._order:
             return self._add(steps)
 
     @torch.no_grad()
@@ -181,13 +235,13 @@ class Exchange:
                 sum_into(mine, [_as(slot, flat.dtype, high - low) for slot in slots], False)
 
             steps.append(_Step(place, take))
-        with self._lock:
+        with self._order:
             return self._add(steps)
 
     def _add_shares(self, flat: Tensor, shares: list[Tensor]) -> Ticket:
         """Every rank adds its share, and gives the others the sum."""
         longest = shares[0].numel()
-        with self._lock:
+        with self._order:
             steps: list[_Step] = []
             for low, high in self._pieces(longest, flat.element_size() * self.size):
                 pieces = [share[low:high] for share in shares]
@@ -232,7 +286,7 @@ class Exchange:
                 for peer in self.room.peers:
                     blocks[peer].copy_(own)
 
-        with self._lock:
+        with self._order:
             return self._add([_Step(None, take)], reads_mine=True)
 
     def _reduce_in_place(self, out: Tensor, shares: list[Tensor], views: list[list[Tensor]], add: bool) -> Ticket:
@@ -240,7 +294,7 @@ class Exchange:
             mine = views[self.rank]
             sum_into(out, [mine[self.rank], *(mine[peer] for peer in self._before())], add)
 
-        with self._lock:
+        with self._order:
             return self._add([_Step(None, take)], reads_mine=True)
 
     # Progress --------------------------------------------------------------------------------------------------------
@@ -280,7 +334,9 @@ class Exchange:
     def _add(self, steps: list[_Step], reads_mine: bool = False) -> Ticket:
         self._steps.extend(steps)
         self._added += len(steps)
-        self._place_ahead()
+        if self.eager:
+            with self._lock:
+                self._place_ahead()
         return Ticket(self, self._added, reads_mine)
 
     def _place_ahead(self) -> None:

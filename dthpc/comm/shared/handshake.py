@@ -17,18 +17,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dthpc.comm.shared.exchange import SLOTS, Exchange
+from dthpc.comm.shared.exchange import Exchange, window_bytes
 from dthpc.comm.shared.room import Room
 from dthpc.comm.shared.segment import free_memory
 
 PATIENCE_S = 20.0
 """How long ranks of one host wait for each other in the handshake; it takes milliseconds."""
-
-WINDOW = 8 << 20
-"""Bytes of a rank's window; less if many ranks share the host."""
-
-ALL_WINDOWS = 256 << 20
-"""Bytes of all windows of a group, at most."""
 
 LARGEST_PART = 8
 """Windows of a group may take this part of the memory that is free: one over it."""
@@ -80,9 +74,8 @@ def _meet(group: dist.ProcessGroup, rows: list[dict[str, Any]], listener: socket
     problem = _first(_gather(group, problem))
     if room is None or problem is not None:
         return Meeting(None, f"no connection within the host: {problem}")
-    window = max(64 << 10, min(WINDOW, ALL_WINDOWS // len(rows))) // SLOTS * SLOTS
     try:
-        exchange = Exchange(room, room.allocate(window))
+        exchange = Exchange(room, room.allocate(window_bytes(len(rows))))
         room.set_timeout(timeout_s)
     except (OSError, ValueError, RuntimeError) as error:
         problem = f"{names[rank]}: {_words(error)}"
@@ -100,7 +93,7 @@ def _obstacle(rows: list[dict[str, Any]]) -> str | None:
     problem = _first([row.get("problem") for row in rows])
     if problem is not None:
         return problem
-    free, wanted = min(row["free"] for row in rows), min(len(rows) * WINDOW, ALL_WINDOWS)
+    free, wanted = min(row["free"] for row in rows), len(rows) * window_bytes(len(rows))
     if wanted > free // LARGEST_PART:
         return f"{free >> 20} MiB of memory are free, too few for {wanted >> 20} MiB to share"
     return None

@@ -125,7 +125,7 @@ class Room:
             descriptor = self._receive_descriptor()
         try:
             reserve(descriptor, self.rank, share)
-            return Segment(descriptor, self.size, share)
+            return Segment.map(descriptor, self.size, share)
         finally:
             os.close(descriptor)
 

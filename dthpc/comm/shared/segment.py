@@ -18,23 +18,28 @@ def pages(nbytes: int) -> int:
 
 
 class Segment:
-    """A mapping of a file in memory that is divided among ranks: `[ranks, nbytes]`.
+    """Memory that is divided among ranks: `[ranks, nbytes]`. What a tensor of it shows is what all ranks see."""
 
-    What a tensor of it shows is what all ranks see. Tensors keep the mapping alive.
-    """
+    def __init__(self, flat: Tensor, nbytes: int) -> None:
+        """Take memory.
 
-    def __init__(self, descriptor: int, ranks: int, nbytes: int) -> None:
-        """Map the file.
+        Args:
+            flat: all of it, `[ranks · nbytes]` uint8.
+            nbytes: of each rank.
+        """
+        self.nbytes, self.flat = nbytes, flat
+        self._start = flat.data_ptr()
+
+    @classmethod
+    def map(cls, descriptor: int, ranks: int, nbytes: int) -> Segment:
+        """Map a file; tensors keep the mapping alive.
 
         Args:
             descriptor: of the file; not kept.
             ranks: how many it is divided among.
             nbytes: of each rank, whole pages.
         """
-        self.nbytes = nbytes
-        mapping = mmap.mmap(descriptor, ranks * nbytes)
-        self.flat: Tensor = torch.frombuffer(mapping, dtype=torch.uint8)
-        self._start = self.flat.data_ptr()
+        return cls(torch.frombuffer(mmap.mmap(descriptor, ranks * nbytes), dtype=torch.uint8), nbytes)
 
     def of(self, rank: int) -> Tensor:
         """A rank's own bytes, `[nbytes]` uint8."""

@@ -7,8 +7,8 @@ from torch import Tensor
 
 
 def sum_into(out: Tensor, summands: list[Tensor], add: bool) -> None:
-    """Add tensors in their order, in fp32 and rounded once; `out` may be the first of them."""
-    if out.dtype != torch.float32 and len(summands) + add > 2:
+    """Add tensors in their order, 16-bit floats in fp32 and rounded once; `out` may be the first of them."""
+    if out.dtype.is_floating_point and out.dtype.itemsize < 4 and len(summands) + add > 2:
         total = out.float() if add else summands.pop(0).float()
         for other in summands:
             total.add_(other)

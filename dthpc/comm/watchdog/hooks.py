@@ -55,7 +55,7 @@ class Hooks:
         self.add(dist.ProcessGroup)
         self._add_work(dist.Work)
         for operation in ("all_gather", "all_reduce", "barrier", "reduce_scatter"):
-            self._replace(Exchange, operation, self._recorded(operation, Exchange.__dict__[operation]))
+            self._replace(Exchange, operation, self._recorded(operation, Exchange.__dict__[operation], within=True))
         self._known.add(Ticket)
         self._replace(Ticket, "wait", self._waited(Ticket.__dict__["wait"]))
 
@@ -92,10 +92,13 @@ class Hooks:
         wrapper.__name__ = wrapper.__qualname__ = name
         setattr(cls, name, wrapper)
 
-    def _recorded(self, operation: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _recorded(self, operation: str, original: Callable[..., Any], within: bool = False) -> Callable[..., Any]:
+        """A method that records its calls; `within`: its object may say that they are parts of recorded ones."""
         recorder, known = self._recorder, self._known
 
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            if within and not self.recorded:
+                return original(self, *arguments, **options)
             entry = recorder.begin(self, operation, arguments or tuple(options.values()))
             try:
                 work = original(self, *arguments, **options)

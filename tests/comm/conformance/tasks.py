@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -15,8 +16,21 @@ _UNDER_WAY = 5
 """Asynchronous calls that are left under way together, and then waited for last first."""
 
 
-def run_cases(rank: int, cases: list[Case]) -> list[str]:
-    """Make all calls in order; returns what went wrong."""
+def run_cases(rank: int, cases: list[Case], through_memory: bool = False) -> list[str]:
+    """Make all calls in order; returns what went wrong.
+
+    Args:
+        rank: this rank.
+        cases: the calls.
+        through_memory: whether MPI's group uses the memory of the node for messages of any size.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if through_memory:
+            patch.setattr("dthpc.comm.mpi.near.LEAST", 1)
+        return _run_cases(cases)
+
+
+def _run_cases(cases: list[Case]) -> list[str]:
     warnings.simplefilter("ignore")
     places = _places()
     wrong: list[str] = []

@@ -22,7 +22,7 @@ def every_case(case: Case) -> bool:
     return True
 
 
-def check(pool: Any, size: int, can: Callable[[Case], bool], examples: int) -> None:
+def check(pool: Any, size: int, can: Callable[[Case], bool], examples: int, *, through_memory: bool = False) -> None:
     """Run generated batches; the first wrong cases are named."""
     wrong: set[str] = set()
     groups = GROUPS if size % 2 == 0 and size > 2 else (("world", "first") if size > 2 else ("world",))
@@ -39,15 +39,15 @@ def check(pool: Any, size: int, can: Callable[[Case], bool], examples: int) -> N
     def run(batch: list[Case]) -> None:
         # Told after hypothesis is done: it would print the whole batch, where the case says all.
         if not wrong:
-            wrong.update(_wrong(pool, size, batch))
+            wrong.update(_wrong(pool, size, batch, through_memory))
 
     run()
     assert not wrong, "\n".join(sorted(wrong)[:5])
 
 
-def _wrong(pool: Any, size: int, batch: list[Case]) -> set[str]:
+def _wrong(pool: Any, size: int, batch: list[Case], through_memory: bool) -> set[str]:
     try:
-        return {text for answers in pool.run(size, run_cases, batch) for text in answers}
+        return {text for answers in pool.run(size, run_cases, batch, through_memory) for text in answers}
     except ranks.RankFailed as failure:
         return {str(failure)}
 
@@ -55,6 +55,11 @@ def _wrong(pool: Any, size: int, batch: list[Case]) -> set[str]:
 @pytest.mark.parametrize(("size", "examples"), [(2, 4), (3, 4), (4, 12)])
 def test_mpi(size: int, examples: int) -> None:
     check(mpi_ranks.pool(), size, every_case, examples)
+
+
+@pytest.mark.parametrize(("size", "examples"), [(2, 4), (3, 3), (4, 6)])
+def test_mpi_through_memory(size: int, examples: int) -> None:
+    check(mpi_ranks.pool(), size, every_case, examples, through_memory=True)
 
 
 @pytest.mark.parametrize(("size", "examples"), [(2, 4), (3, 4), (4, 12)])

@@ -10,7 +10,7 @@ from dthpc.comm.shared.segment import PAGE, Segment, create, free_memory, pages,
 def test_two_mappings_of_a_file_show_the_same_memory_and_outlive_it() -> None:
     descriptor = create(3 * PAGE)
     reserve(descriptor, 1, PAGE)
-    one, other = Segment(descriptor, 3, PAGE), Segment(descriptor, 3, PAGE)
+    one, other = Segment.map(descriptor, 3, PAGE), Segment.map(descriptor, 3, PAGE)
     os.close(descriptor)
     mine = one.of(1).view(torch.float32)
     mine.fill_(2)
@@ -23,7 +23,7 @@ def test_two_mappings_of_a_file_show_the_same_memory_and_outlive_it() -> None:
 
 def test_a_tensor_is_found_only_where_it_lies_whole() -> None:
     descriptor = create(2 * PAGE)
-    segment = Segment(descriptor, 2, PAGE)
+    segment = Segment.map(descriptor, 2, PAGE)
     os.close(descriptor)
     assert segment.offset(segment.of(1)[64:128], 1) == 64
     assert segment.offset(segment.of(1)[64:128], 0) is None
