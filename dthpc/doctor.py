@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from dthpc.comm.fabric.report import report
 from dthpc.errors import UserError, UserErrors, nearest, raise_together
@@ -24,7 +25,7 @@ from dthpc.placement.plan.here import visible_words
 from dthpc.placement.plan.nodes import Plan, decide_nodes
 from dthpc.placement.plan.units import units_of
 from dthpc.placement.plan.unmet import unmet
-from dthpc.placement.plan.wish import RESERVE, SMT, TALK, Wish
+from dthpc.placement.plan.wish import MOST_RANKS, RESERVE, SMT, TALK, Wish
 from dthpc.placement.read.combine import combine
 from dthpc.placement.read.live import read_live
 from dthpc.placement.read.recognise import read_path, read_text
@@ -67,13 +68,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
+        arguments = _parser().parse_args(words)
+        for hint in _without_effect(arguments):
+            print(f"dthpc: {hint}", file=sys.stderr)
         return _examine(arguments, sys.stdout)
     except UserError as found:
-        error = _as_options(found)
+        error = _as_options(found, any(word.startswith("--vis") for word in words))
         every = error.errors if isinstance(error, UserErrors) else [error]
-        if arguments.json:
+        if "--json" in words:
             told = [{"key": e.key, "value": str(e.value), "why": e.why, "instead": e.instead} for e in every]
             print(json.dumps({"schema": SCHEMA, "errors": told}, indent=2))
         for one in every:
@@ -84,8 +88,67 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells what it does not understand as every other mistake is told."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise argparse's finding.
+
+        Raises:
+            UserError: always.
+        """
+        strange = re.fullmatch(r"unrecognized arguments: (\S+).*", message, re.DOTALL)
+        if strange is not None:
+            known = [option for action in self._actions for option in action.option_strings]
+            instead = nearest(strange[1], known) if strange[1].startswith("-") else f"--topology {strange[1]}"
+            raise UserError("there is no such option", key=strange[1], instead=instead)
+        about = re.fullmatch(r"argument ([^\s:/]+): (.*)", message, re.DOTALL)
+        if about is not None and about[2].startswith("expected"):
+            action = next(each for each in self._actions if about[1] in each.option_strings)
+            raise UserError("no value is given", key=about[1], instead=f"{about[1]} {action.metavar}")
+        raise UserError(about[2] if about is not None else message, key=about and about[1], instead="see --help")
+
+
+def _whole(option: str) -> Callable[[str], int]:
+    """Reads a whole number; how small or large it may be is told where it is used."""
+
+    def read(text: str) -> int:
+        if re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", text) is None:
+            raise UserError("no whole number (of up to nine digits)", key=option, value=text, instead=f"{option} 4")
+        return int(text)
+
+    return read
+
+
+def _word(option: str, valid: Sequence[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text not in valid:
+            raise UserError("no such choice", key=option, value=text, instead=nearest(text, valid))
+        return text
+
+    return read
+
+
+def _text(option: str, example: str) -> Callable[[str], str]:
+    """Reads anything but nothing: what an unset variable of the shell leaves would be taken for a value."""
+
+    def read(text: str) -> str:
+        if not text.strip():
+            raise UserError("the value is empty", key=option, instead=f"{option} {example}, or leave {option} out")
+        return text
+
+    return read
+
+
+def _file(option: str, example: str) -> Callable[[str], Path]:
+    def read(text: str) -> Path:
+        return Path(_text(option, example)(text))
+
+    return read
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m dthpc.doctor",
         description="Show a node's topology, where ranks would go on it, and what is wrong with it.",
         epilog=_EPILOG,
@@ -95,27 +158,72 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--topology",
         nargs="+",
-        type=Path,
+        type=_file("--topology", "topo.txt"),
         metavar="FILE",
         help="texts of another node; -: standard input (default: this node)",
     )
-    add("--ranks", type=int, metavar="N", help="ranks on the node (default: one a GPU, or one a memory node)")
-    add("--gpus", type=int, metavar="N", help="GPUs that the ranks use together (default: one each; 0: none)")
-    add("--cores-per-rank", type=int, metavar="N", help="cores of each rank (default: its share)")
-    add("--helpers", type=int, metavar="N", help="cores of each share for data loading and communication threads")
-    add("--smt", choices=SMT, default="one", help="hardware threads of a core (default: one)")
     add(
-        "--reserve", metavar="CPUS", help="CPUs left alone, such as 0,8, or the word l3 or numa: the first core of each"
+        "--ranks",
+        type=_whole("--ranks"),
+        metavar="N",
+        help="ranks on the node (default: one a GPU, or one a memory node)",
     )
-    add("--cpus", metavar="CPUS", help="CPUs that may be used, such as 0-31 (default: all that are allowed)")
+    add(
+        "--gpus",
+        type=_whole("--gpus"),
+        metavar="N",
+        help="GPUs that the ranks use together (default: one each; 0: none)",
+    )
+    add(
+        "--cores-per-rank",
+        type=_whole("--cores-per-rank"),
+        metavar="N",
+        help="cores of each rank (default: its share)",
+    )
+    add(
+        "--helpers",
+        type=_whole("--helpers"),
+        metavar="N",
+        help="cores of each share for data loading and communication threads",
+    )
+    add(
+        "--smt",
+        type=_word("--smt", SMT),
+        default="one",
+        metavar=f"{{{','.join(SMT)}}}",
+        help="hardware threads of a core (default: one)",
+    )
+    add(
+        "--reserve",
+        type=_text("--reserve", "0,8"),
+        metavar="CPUS",
+        help="CPUs left alone, such as 0,8, or the word l3 or numa: the first core of each",
+    )
+    add(
+        "--cpus",
+        type=_text("--cpus", "0-31"),
+        metavar="CPUS",
+        help="CPUs that may be used, such as 0-31 (default: all that are allowed)",
+    )
     add("--visible", metavar="IDS", help="GPUs that may be used, as in CUDA_VISIBLE_DEVICES")
-    add("--nics", type=int, metavar="N", help="NICs of each rank (default: its share of the nearest)")
-    add("--axes", metavar="A=N,…", help="the layout from the innermost axis, such as tp=4,shard=2: who talks most")
-    add("--folder", type=Path, default=Path("runs"), help="where runs are written (default: runs)")
+    add("--nics", type=_whole("--nics"), metavar="N", help="NICs of each rank (default: its share of the nearest)")
+    add(
+        "--axes",
+        type=_text("--axes", "tp=4"),
+        metavar="A=N,…",
+        help="the layout from the innermost axis, such as tp=4,shard=2: who talks most",
+    )
+    add(
+        "--folder",
+        type=_file("--folder", "runs"),
+        default=Path("runs"),
+        metavar="FOLDER",
+        help="where runs are written (default: runs)",
+    )
     add(
         "--network",
         nargs="*",
-        type=Path,
+        type=_file("--network", "node1.txt"),
         metavar="FILE",
         help="which network ranks would use, of nodes that texts show (`ip addr`, `ifconfig`, `ibdev2netdev`, NCCL's "
         "log, settings, …; one file a node); without a file: of this one",
@@ -181,6 +289,8 @@ def _axes(text: str | None, ranks: int) -> list[tuple[str, int]]:
         inside *= int(degree) if degree.isascii() and degree.isdigit() else 0
         if inside < 1:
             why = f"{word!r} is no axis with its degree"
+        elif inside > MOST_RANKS:
+            why = f"{inside} ranks are more than a layout is planned for (at most {MOST_RANKS})"
         elif name not in TALK or name in dict(axes):
             why = f"{name!r} is named twice" if name in TALK else f"{name!r} is no axis: {nearest(name, TALK)}"
         elif ranks % inside and inside % ranks:
@@ -193,11 +303,31 @@ def _axes(text: str | None, ranks: int) -> list[tuple[str, int]]:
     return axes
 
 
-def _as_options(error: UserError) -> UserError:
-    """The error under the names of this command's options, where configuration keys stand for them."""
+def _without_effect(arguments: argparse.Namespace) -> Iterator[str]:
+    """What was asked and says nothing about what is looked at, one sentence each."""
+    asked = [action for action in _parser()._actions if getattr(arguments, action.dest, None) != action.default]
+    given = [action.option_strings[-1] for action in asked if action.dest not in ("help", "json", "network")]
+    if arguments.network is not None and given:
+        verb = "has" if len(given) == 1 else "have"
+        yield f"{', '.join(given)} {verb} no effect: --network tells of networks alone"
+    elif arguments.topology is not None and "--folder" in given:
+        yield "--folder has no effect: with --topology, another machine is looked at, whose folders are not here"
+
+
+def _as_options(error: UserError, visible: bool) -> UserError:
+    """The error under the names of this command's options, where configuration keys stand for them.
+
+    Args:
+        error: what was found.
+        visible: whether GPUs were named by `--visible`, not by the environment.
+    """
     if isinstance(error, UserErrors):
-        return UserErrors([_as_options(one) for one in error.errors])
+        return UserErrors([_as_options(one, visible) for one in error.errors])
     instead = error.instead
+    if visible and error.key == "CUDA_VISIBLE_DEVICES":
+        return UserError(
+            error.why, key="--visible", value=error.value, instead="GPUs that the topology shows, or leave it out"
+        )
     for key, option in _OPTIONS.items():
         instead = instead and instead.replace(f"{key}=", f"{option} ")
     return UserError(error.why, key=_OPTIONS.get(error.key or "", error.key), value=error.value, instead=instead)

@@ -69,6 +69,22 @@ def test_a_text_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["--reserve", "0-63"], "no core is left"),
         (["--axes", "tp"], "'tp' is no axis with its degree"),
         (["--ranks", "0"], "must be at least 1"),
+        (["--ranks", "abc"], "--ranks=abc: no whole number"),
+        (["--ranks", "1e3"], "--ranks=1e3: no whole number"),
+        (["--ranks", "99999999999999999999"], "no whole number (of up to nine digits)"),
+        (["--gpus", "-1"], "--gpus=-1: must be at least 0. Instead: --gpus 0"),
+        (["--gpus"], "--gpus: no value is given. Instead: --gpus N"),
+        (["--smt", "two"], "--smt=two: no such choice. Instead: valid ones are: all, one, spread"),
+        (["--axes", "tp=999999"], "--axes=tp=999999: 999999 ranks are more than a layout is planned for"),
+        (["--axes", "tp=300,shard=300"], "90000 ranks are more than"),
+        (["--axes", ""], "--axes: the value is empty. Instead: --axes tp=4, or leave --axes out"),
+        (["--reserve", ""], "--reserve: the value is empty"),
+        (["--cpus", " "], "--cpus: the value is empty"),
+        (["--network", ""], "--network: the value is empty"),
+        (["--folder", ""], "--folder: the value is empty"),
+        (["--visible", "7"], "--visible=7"),
+        (["--cores", "2", "--hlepers", "1"], "--hlepers: there is no such option. Instead: did you mean --helpers"),
+        (["-j", "4"], "-j: there is no such option"),
     ],
 )
 def test_demands_that_do_not_fit(
@@ -76,6 +92,27 @@ def test_demands_that_do_not_fit(
 ) -> None:
     assert doctor.main(["--topology", str(topo), *words]) == doctor.EXIT_USER_ERROR
     assert message in capsys.readouterr().err
+
+
+def test_words_that_are_no_options_are_told_in_json_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert doctor.main(["everything", "--json"]) == doctor.EXIT_USER_ERROR
+    out, err = capsys.readouterr()
+    (error,) = json.loads(out)["errors"]
+    assert error["key"] == "everything"
+    assert err == "dthpc: everything: there is no such option. Instead: --topology everything\n"
+    assert doctor.main(["--topology"]) == doctor.EXIT_USER_ERROR
+    assert capsys.readouterr().err == "dthpc: --topology: no value is given. Instead: --topology FILE\n"
+
+
+def test_an_option_that_says_nothing_about_what_is_looked_at_is_told(
+    topo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor.main(["--topology", str(topo), "--folder", "elsewhere"]) == 0
+    assert capsys.readouterr().err.startswith("dthpc: --folder has no effect: with --topology, another machine")
+    doctor.main(["--network", "--ranks", "2", "--smt", "all"])
+    assert "dthpc: --ranks, --smt have no effect: --network tells of networks alone\n" in capsys.readouterr().err
+    assert doctor.main(["--topology", str(topo), "--ranks", "2"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_texts_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
