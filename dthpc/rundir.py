@@ -103,6 +103,10 @@ class AttemptDir:
         return self.path / "environment.json"
 
     @property
+    def setup(self) -> Path:
+        return self.path / "setup.json"
+
+    @property
     def placement(self) -> Path:
         return self.path / "placement.json"
 

@@ -10,6 +10,7 @@ from dthpc.checkpoint.store import restore
 from dthpc.comm.mpi import BACKEND as MPI
 from dthpc.errors import UserError
 from dthpc.jobs.build import build_data, build_loss, build_model, instantiate
+from dthpc.jobs.changes import tell_changes
 from dthpc.jobs.levels import with_levels
 from dthpc.jobs.preflight.gate import refuse_bad_nodes
 from dthpc.jobs.stages import dealt_stages
@@ -53,6 +54,7 @@ def run(config: Any, context: RankContext) -> None:
     mesh = make_mesh(
         layout, context.device.type, shared_memory=config.comm.shared_memory, backends=context.axis_backends
     )
+    tell_changes(layout, config, context)
     _tell_memory(mesh, context)
     mesh = with_levels(mesh, config, context)
     loss = build_loss(config.loss)

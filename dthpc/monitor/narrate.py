@@ -115,6 +115,12 @@ def _train_start(event: dict[str, Any], progress: Progress) -> str:
     return text
 
 
+def _changed(event: dict[str, Any], progress: Progress) -> str:
+    changes = event.get("changes")
+    told = ", ".join(map(str, changes)) if isinstance(changes, list) else UNKNOWN
+    return f"{event.get('what', UNKNOWN)} changed since attempt {event.get('since', UNKNOWN)}: {told}"
+
+
 def _memory(event: dict[str, Any], progress: Progress) -> str:
     named = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer state"))
     held = {label: number(event.get(name)) or 0.0 for name, label in named}
@@ -191,6 +197,7 @@ _TELLERS = {
     "attempt_start": _attempt_start,
     "ranks_ready": _ranks_ready,
     "train_start": _train_start,
+    "changed": _changed,
     "memory": _memory,
     "eval": _eval,
     "checkpoint_saved": _checkpoint_saved,
