@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,6 +9,9 @@ from omegaconf import OmegaConf
 
 from dthpc.comm.backend import Facts, candidates, check_choice, choose, wanted_of, wants_mpi, without_mpi
 from dthpc.errors import UserError
+from dthpc.rundir import RunDir
+from tests.comm import launched
+from tests.mpi_installations import FAMILIES
 
 CPU = Facts("cpu", world_size=4)
 GPU = Facts("cuda", nccl=True, world_size=4)
@@ -124,3 +128,14 @@ def test_only_libraries_that_work_are_measured() -> None:
     assert candidates(wanted_of(comm()), BY_MPI) == ["mpi", "gloo"]
     assert candidates(wanted_of(comm()), GPU) == ["nccl", "gloo"]
     assert candidates(wanted_of(comm({"cpu": "gloo"})), BY_MPI) == ["gloo"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_auto_takes_mpi_where_its_launcher_started_the_ranks(family: str, tmp_path: Path) -> None:
+    RunDir(tmp_path).attempt(0).path.mkdir(parents=True)
+    found = launched.start(tmp_path, family, 2, comm={})
+    assert [one.get("error") for one in found] == [None, None]
+    assert [(one["backend"], one["sum"]) for one in found] == [("cpu:mpi4py", 3.0)] * 2
+    for one in found:
+        assert "started the ranks, and mpi4py has" in one["backend_reason"]
+        assert f"mpi: {'Open MPI' if family == 'Open MPI' else 'mpiexec'}" in one["backend_reason"]
