@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dthpc.comm.fabric.classify import FABRIC, stem
-from dthpc.comm.fabric.model import IfAddress, Interface, IPAddress
+from dthpc.comm.fabric.offer import BITS, Card, Offer, Slot
 
 _LEAST_BITS = {4: 16, 6: 48}
 """Leading bits that addresses without a known prefix must share to count as one site's network."""
@@ -17,55 +18,43 @@ _CERTAIN, _LIKELY, _ROUTED = 2, 1, 0
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """An interface that a node may use."""
-
-    interface: Interface
-    addresses: tuple[IfAddress, ...]
-    """Those that others may reach; empty where the text hides or omits them."""
-
-    quality: int
-    """Class of the interface."""
-
-    routed: int = 0
-    """Evidence of the routing table for it."""
-
-    @property
-    def private(self) -> bool:
-        """Whether it holds a private address: what faces the internet is seldom made to carry ranks."""
-        return not self.addresses or any(address.ip.is_private for address in self.addresses)
-
-    def __str__(self) -> str:
-        return f"{self.interface.name} {self.addresses[0] if self.addresses else '(address not told)'}"
-
-
-@dataclass(frozen=True)
 class Option:
-    """One way to connect all nodes: an interface and address of each."""
+    """One way to connect all nodes: an address of each, in their order."""
 
-    taken: Mapping[str, tuple[Candidate, IfAddress]]
+    slots: Sequence[Slot]
+    numbers: Sequence[int]
     certainty: int
     bits: int
-    """Leading bits that all addresses share."""
+    """Leading bits that all addresses share; counted where the subnets are not known to be one."""
 
     what: str
 
+    @cached_property
+    def cards(self) -> set[Card]:
+        return {slot.card for slot in self.slots}
+
     @property
     def quality(self) -> int:
-        return min(candidate.quality for candidate, _ in self.taken.values())
+        return min(card.quality for card in self.cards)
 
     @property
     def speed(self) -> float:
-        return min(candidate.interface.speed_gbps or 0.0 for candidate, _ in self.taken.values())
+        return min(card.speed for card in self.cards)
 
     @property
     def private(self) -> bool:
-        ips = (address.ip for _, address in self.taken.values())
+        told = zip(self.slots, self.numbers, strict=True)
+        ips = (slot.address(number).ip for slot, number in told)
         return next(ips).is_private if self.certainty == _CERTAIN else all(ip.is_private for ip in ips)
 
     @property
     def routed(self) -> int:
-        return min(candidate.routed for candidate, _ in self.taken.values())
+        return min(card.routed for card in self.cards)
+
+    @property
+    def names(self) -> int:
+        """How many names the interface has over all nodes."""
+        return len({card.name for card in self.cards})
 
 
 @dataclass(frozen=True)
@@ -73,178 +62,155 @@ class Agreement:
     """What came of it."""
 
     reason: str
-    taken: Mapping[str, Candidate] = field(default_factory=dict)
+    taken: Mapping[str, Card] = field(default_factory=dict)
     """Of each node; empty where the nodes share no network."""
 
-    rails: Mapping[str, list[Candidate]] = field(default_factory=dict)
+    rails: Mapping[str, Sequence[Card]] = field(default_factory=dict)
     """All interfaces of each node in the high-speed network, of which the first is the one taken."""
 
-    single: Mapping[str, Candidate] = field(default_factory=dict)
-    """Best candidate of each node by itself, for nodes that are looked at alone or next to one that has none."""
+    single: Mapping[str, Card] = field(default_factory=dict)
+    """Best interface of each node by itself, for nodes that are looked at alone or next to one that has none."""
 
 
-def agree(candidates: Mapping[str, Sequence[Candidate]]) -> Agreement:
+def agree(offers: Mapping[str, Offer]) -> Agreement:
     """Find the network that all nodes share.
 
     Args:
-        candidates: of each node, in the order of its interfaces.
+        offers: of each node.
     """
-    with_some = {name: each for name, each in candidates.items() if each}
-    told = all(any(candidate.addresses for candidate in each) for each in candidates.values())
-    if not told or len(candidates) == 1:
-        rails = {name: _siblings(max(each, key=_alone), each) for name, each in with_some.items()}
+    told = all(any(offer.alike.slots.values()) for offer in offers.values())
+    if not told or len(offers) == 1:
+        rails = {name: _alone(offer) for name, offer in offers.items() if offer.cards}
         first = {name: each[0] for name, each in rails.items()}
-        return Agreement("the best interface that the node has", first if len(candidates) == 1 else {}, rails, first)
-    options = [option for option in _options(candidates) if option.certainty > _ROUTED or _names(option) == 1]
+        return Agreement("the best interface that the node has", first if len(offers) == 1 else {}, rails, first)
+    options = [option for option in _options(list(offers.values())) if option.certainty > _ROUTED or option.names == 1]
     if not options:
         return Agreement("the nodes share no network")
     best = max(options, key=_order)
     alike = [
         o for o in options if (o.certainty, o.quality) == (best.certainty, best.quality) and best.quality == FABRIC
     ]
-    rails = {}
-    for name, (chosen, _) in best.taken.items():
-        every = [chosen, *(option.taken[name][0] for option in alike)]
-        rails[name] = _siblings(chosen, list({c.interface.name: c for c in every}.values()))
     # Of several rails of one network the first, on every node.
     one = best.certainty == _CERTAIN and best.quality == FABRIC
-    taken = {name: rails[name][0] if one else chosen for name, (chosen, _) in best.taken.items()}
-    rails = {name: _first(taken[name], each) for name, each in rails.items()}
-    return Agreement(best.what, taken, rails)
+    found: dict[tuple[Card, ...], list[Card]] = {}
+    shared: dict[str, Sequence[Card]] = {}
+    for name, *slots in zip(offers, best.slots, *(option.slots for option in alike), strict=True):
+        cards = tuple([slot.card for slot in slots])
+        if cards not in found:
+            found[cards] = _rails(cards, chosen_first=not one)
+        shared[name] = found[cards]
+    return Agreement(best.what, {name: each[0] for name, each in shared.items()}, shared)
 
 
 def _order(option: Option) -> tuple[float, ...]:
-    names = _names(option)
     bits = option.bits if option.certainty == _LIKELY else 0
-    return option.certainty, option.quality, bits, option.private, option.routed, option.speed, -names
+    return option.certainty, option.quality, bits, option.private, option.routed, option.speed, -option.names
 
 
-def _names(option: Option) -> int:
-    return len({candidate.interface.name for candidate, _ in option.taken.values()})
+def _alone(offer: Offer) -> list[Card]:
+    """The best interface of a node by itself, and its rails."""
+
+    def order(card: Card) -> tuple[float, ...]:
+        return card.routed == 2, card.quality, offer.private(card), card.routed, card.speed
+
+    return _rails([max(offer.cards, key=order), *offer.cards])
 
 
-def _alone(candidate: Candidate) -> tuple[float, ...]:
-    speed = candidate.interface.speed_gbps or 0.0
-    return candidate.routed == 2, candidate.quality, candidate.private, candidate.routed, speed
+def _options(offers: Sequence[Offer]) -> Iterator[Option]:
+    first, *others = offers
+    for slot in (slot for card in first.cards for slot in first.alike.slots[card]):
+        number = first.numbers[slot.place]
+        subnet, certain = slot.subnet(number), True
+        slots = [slot]
+        for offer in others:
+            match = offer.in_subnet(subnet, slot.card.name)
+            if match is None:
+                certain = False
+                match = _near(offer, slot, number)
+            if match is None:
+                break
+            slots.append(match)
+        if len(slots) < len(offers):
+            continue
+        numbers = [offer.numbers[each.place] for offer, each in zip(offers, slots, strict=True)]
+        # Container bridges hold the same address on several nodes.
+        if len(set(numbers)) == len(numbers):
+            yield _option(slots, numbers, certain)
 
 
-def _options(candidates: Mapping[str, Sequence[Candidate]]) -> Iterator[Option]:
-    first, *others = candidates
-    held = {node: _by_subnet(candidates[node]) for node in others}
-    seen: set[tuple[tuple[str, int], ...]] = set()
-    for candidate in candidates[first]:
-        for address in candidate.addresses:
-            taken = {first: (candidate, address)}
-            for node in others:
-                match = _match(candidate, address, candidates[node], held[node])
-                if match is None:
-                    break
-                taken[node] = match
-            key = tuple((c.interface.name, int(a.ip)) for c, a in taken.values())
-            if len(taken) == len(candidates) and key not in seen and _distinct(taken):
-                seen.add(key)
-                yield _option(taken)
-
-
-_Held = tuple[Candidate, IfAddress]
-
-
-def _by_subnet(candidates: Sequence[Candidate]) -> dict[tuple[int, int, int] | None, list[_Held]]:
-    held: dict[tuple[int, int, int] | None, list[_Held]] = {}
-    for candidate in candidates:
-        for address in candidate.addresses:
-            held.setdefault(address.subnet, []).append((candidate, address))
-    return held
-
-
-def _match(
-    candidate: Candidate,
-    address: IfAddress,
-    others: Sequence[Candidate],
-    held: Mapping[tuple[int, int, int] | None, list[_Held]],
-) -> _Held | None:
-    """The other node's best counterpart: in the same subnet, else of the same name, else near."""
-    if address.subnet is not None and (certain := held.get(address.subnet)):
-        name = candidate.interface.name
-        if len(certain) == 1:
-            return certain[0]
-        return max(certain, key=lambda each: (each[0].interface.name == name, each[0].quality))
-    best: tuple[tuple[int, ...], tuple[Candidate, IfAddress]] | None = None
-    for other in others:
-        for theirs in other.addresses:
-            if theirs.ip.version != address.ip.version:
-                continue
-            bits = _shared([address.ip, theirs.ip])
-            certainty = _certainty(address, theirs, bits)
-            same = other.interface.name == candidate.interface.name
-            if certainty < 0 or (certainty == _ROUTED and not same):
-                continue
-            score = (certainty, int(same), other.quality, bits if certainty == _LIKELY else 0)
-            if best is None or score > best[0]:
-                best = score, (other, theirs)
+def _near(offer: Offer, slot: Slot, number: int) -> Slot | None:
+    """A node's best counterpart where none is in the same subnet: near, or of the same name."""
+    best: tuple[tuple[int, ...], Slot] | None = None
+    for their in (their for slots in offer.alike.slots.values() for their in slots):
+        same = their.card.name == slot.card.name
+        if their.version != slot.version or not (same or slot.lone or their.lone):
+            continue
+        theirs = offer.numbers[their.place]
+        bits = _shared([number, theirs], slot.version)
+        certainty = _certainty(slot, number, their, theirs, bits)
+        if certainty < 0 or (certainty == _ROUTED and not same):
+            continue
+        score = (certainty, int(same), their.card.quality, bits if certainty == _LIKELY else 0)
+        if best is None or score > best[0]:
+            best = score, their
     return None if best is None else best[1]
 
 
-def _certainty(a: IfAddress, b: IfAddress, bits: int) -> int:
-    one, other = a.subnet, b.subnet
-    if one is not None and other is not None:
-        return _CERTAIN if one == other else _ROUTED
-    if one is not None or other is not None:
+def _certainty(a: Slot, number: int, b: Slot, other: int, bits: int) -> int:
+    """How sure it is that two addresses, which share their first `bits` bits, reach each other; -1: they do not."""
+    one, another = a.subnet(number), b.subnet(other)
+    if one is not None and another is not None:
+        return _CERTAIN if one == another else _ROUTED
+    if one is not None or another is not None:
         # One is a host's own address, or its prefix is not told: it may lie in the other's subnet.
-        prefix = (one or other or (0, 0, 0))[1]
+        prefix = (one or another or (0, 0, 0))[1]
         return _LIKELY if bits >= prefix else _ROUTED
     if a.prefix is not None or b.prefix is not None:  # /32 and /128: routed host addresses
-        return _LIKELY if bits >= _LEAST_BITS[a.ip.version] else _ROUTED
-    return _LIKELY if bits >= _LEAST_BITS[a.ip.version] else -1
+        return _LIKELY if bits >= _LEAST_BITS[a.version] else _ROUTED
+    return _LIKELY if bits >= _LEAST_BITS[a.version] else -1
 
 
-def _distinct(taken: Mapping[str, tuple[Candidate, IfAddress]]) -> bool:
-    """Whether no two nodes hold the same address, as container bridges do."""
-    held = [int(address.ip) for _, address in taken.values()]
-    return len(set(held)) == len(held)
-
-
-def _option(taken: Mapping[str, tuple[Candidate, IfAddress]]) -> Option:
-    addresses = [address for _, address in taken.values()]
-    bits = _shared([address.ip for address in addresses])
-    certainty = min(_certainty(addresses[0], other, bits) for other in addresses[1:])
-    if certainty == _CERTAIN:
-        what = f"all nodes are in {addresses[0].network}"
-    elif certainty == _LIKELY:
+def _option(slots: Sequence[Slot], numbers: Sequence[int], certain: bool) -> Option:
+    if certain:
+        what = f"all nodes are in {slots[0].address(numbers[0]).network}"
+        return Option(slots, numbers, _CERTAIN, 0, what)
+    bits = _shared(numbers, slots[0].version)
+    others = zip(slots[1:], numbers[1:], strict=True)
+    certainty = min(_certainty(slots[0], numbers[0], slot, number, bits) for slot, number in others)
+    if certainty == _LIKELY:
         what = f"the nodes' addresses share their first {bits} bits, and prefixes are not told"
     else:
-        name = next(iter(taken.values()))[0].interface.name
-        what = f"all nodes have {name}; its subnets differ, so that they must be routed"
-    return Option(taken, certainty, bits, what)
+        what = f"all nodes have {slots[0].card.name}; its subnets differ, so that they must be routed"
+    return Option(slots, numbers, certainty, bits, what)
 
 
-def _shared(ips: Sequence[IPAddress]) -> int:
-    """Leading bits that addresses of one version have in common."""
+def _shared(numbers: Sequence[int], version: int) -> int:
+    """Leading bits that addresses have in common."""
     differing = 0
-    for ip in ips[1:]:
-        differing |= int(ip) ^ int(ips[0])
-    return ips[0].max_prefixlen - differing.bit_length()
+    for number in numbers:
+        differing |= number ^ numbers[0]
+    return BITS[version] - differing.bit_length()
 
 
-def _siblings(chosen: Candidate, among: Sequence[Candidate]) -> list[Candidate]:
-    """The candidate with those of the same kind of name, in the order of their numbers; high-speed networks only."""
-    if chosen.quality != FABRIC:
-        return [chosen]
-    alike = [each for each in among if each.quality == FABRIC and _kin(each.interface.name, chosen.interface.name)]
-    return _natural(alike or [chosen])
+def _rails(cards: Sequence[Card], chosen_first: bool = False) -> list[Card]:
+    """The rails of the first card's network, by their numbers, each name once; high-speed networks have several.
+
+    Args:
+        cards: the one chosen, and others (itself may be among them).
+        chosen_first: whether it comes first, rather than at its number.
+    """
+    if cards[0].quality != FABRIC:
+        return [cards[0]]
+    named = {card.name: card for card in cards}
+    rails = [card for card in named.values() if card.quality == FABRIC and _kin(card, cards[0])]
+    rails.sort(key=lambda card: _natural(card.name))
+    return sorted(rails, key=lambda card: chosen_first and card.name != cards[0].name)
 
 
-def _kin(a: str, b: str) -> bool:
-    return (stem(a) == stem(b) and "." not in a and "." not in b) or a == b
+def _kin(a: Card, b: Card) -> bool:
+    return (stem(a.name) == stem(b.name) and "." not in a.name and "." not in b.name) or a.name == b.name
 
 
-def _natural(candidates: Sequence[Candidate]) -> list[Candidate]:
-    def key(candidate: Candidate) -> list[tuple[int, str]]:
-        parts = re.split(r"(\d+)", candidate.interface.name)
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
-
-    return sorted(candidates, key=key)
-
-
-def _first(chosen: Candidate, rails: Sequence[Candidate]) -> list[Candidate]:
-    return [chosen, *(rail for rail in rails if rail.interface.name != chosen.interface.name)]
+def _natural(name: str) -> list[tuple[int, str]]:
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]

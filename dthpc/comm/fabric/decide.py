@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dthpc.comm.fabric.agree import Agreement, Candidate, agree
+from dthpc.comm.fabric.agree import Agreement, agree
 from dthpc.comm.fabric.classify import class_of, is_untold, why_not
 from dthpc.comm.fabric.devices import DeviceChoice, choose_devices, same_fabric
 from dthpc.comm.fabric.model import NodeNetwork
-from dthpc.comm.fabric.settings import ONE_NAME, PREFIXES, Problem, check_settings
+from dthpc.comm.fabric.offer import Card, Cards, Offer
+from dthpc.comm.fabric.settings import ONE_NAME, PREFIXES, Problem, as_address, check_settings
 from dthpc.comm.fabric.translate import translate
+from dthpc.comm.fabric.wire import likeness, numbers_of
 from dthpc.errors import nearest
 
 NOTHING_IN_COMMON = "the nodes have no network in common"
@@ -108,78 +110,122 @@ def decide(
         guessed.
     """
     wish = wish or FabricWish()
-    rejected = {name: _rejected(node) for name, node in nodes.items()}
-    candidates = {name: _candidates(node, rejected[name], wish) for name, node in nodes.items()}
-    agreement = agree(candidates)
-    devices = _devices(nodes)
-    fabric, reason, problems = _fabric(devices, wish)
+    sorts = _sorts(nodes, wish, exported or {})
+    offers = {name: sorts[name].offer(node) for name, node in nodes.items()}
+    agreement = agree(offers)
+    fabric, reason, problems = _fabric({name: sort.devices for name, sort in sorts.items()}, wish)
     choices: dict[str, NodeChoice] = {}
     for name, node in nodes.items():
-        settings = {**(exported or {}), **node.settings}
-        choice = _choice(name, node, agreement, rejected[name], devices[name])
-        if choice.interface is None and candidates[name]:
-            choice = replace(choice, reason=NOTHING_IN_COMMON, advice=None)
-        made = translate(fabric, choice.interface, choice.rails, devices[name].words, node)
-        kept = {each: settings[each] for each in settings if settings[each]}
-        environment = {each: value for each, value in made.items() if each not in kept}
-        choices[name] = replace(choice, environment=environment, kept=kept)
-        problems += check_settings(settings, node, choice.interface)
-        problems += _unknown_wish(node, wish)
-    problems += _disagreement(nodes, candidates, agreement, choices)
+        taken = agreement.taken.get(name) or agreement.single.get(name)
+        if taken is None:
+            choices[name] = sorts[name].none(fabric, apart=bool(offers[name].cards))
+        else:
+            choice = sorts[name].choice(fabric, tuple(agreement.rails[name]), agreement.reason)
+            choices[name] = replace(choice, address=offers[name].first(taken))
+        problems += sorts[name].problems(node, choices[name].interface)
+    problems += _disagreement(nodes, offers, agreement, choices)
     return FabricPlan(fabric, reason, choices, tuple(_unique(problems)))
 
 
-def _devices(nodes: Mapping[str, NodeNetwork]) -> dict[str, DeviceChoice]:
-    """The choice of each node, made once for all that hold the same tuple of adapters (`NodeNetwork.from_json`)."""
-    made: dict[int, DeviceChoice] = {}
-    for node in nodes.values():
-        if id(node.devices) not in made:
-            made[id(node.devices)] = choose_devices(node)
-    return {name: made[id(node.devices)] for name, node in nodes.items()}
+def _sorts(nodes: Mapping[str, NodeNetwork], wish: FabricWish, exported: Mapping[str, str]) -> dict[str, _Sort]:
+    """The sort of each node; nodes that are alike but for their addresses have one."""
+    made: dict[Hashable, _Sort] = {}
+    found = {}
+    for name, node in nodes.items():
+        alike = likeness(node)
+        if alike not in made:
+            made[alike] = _Sort(node, wish, exported)
+        found[name] = made[alike]
+    return found
 
 
-def _rejected(node: NodeNetwork) -> dict[str, str]:
-    return {name: why for name, interface in node.interfaces.items() if (why := why_not(interface, node))}
+class _Sort:
+    """Nodes that are alike but for their names and addresses, and what is found once for all of them."""
+
+    def __init__(self, node: NodeNetwork, wish: FabricWish, exported: Mapping[str, str]) -> None:
+        self._node = node = replace(node, interfaces=dict(node.interfaces))
+        self._wish = wish
+        self._settings = {**exported, **node.settings}
+        self._rejected = {name: why for name, each in node.interfaces.items() if (why := why_not(each, node))}
+        self._cards = Cards(_cards(node, self._rejected, wish), node.interfaces)
+        self._kept = {each: value for each, value in self._settings.items() if value}
+        self._choices: dict[tuple[Any, ...], NodeChoice] = {}
+        self._problems: dict[str | None, list[Problem]] = {}
+        self.devices = choose_devices(node)
+
+    def offer(self, node: NodeNetwork) -> Offer:
+        """What a node of this sort may use."""
+        return Offer(self._cards, numbers_of(node))
+
+    def choice(self, fabric: str, rails: tuple[Card, ...], reason: str) -> NodeChoice:
+        """What nodes of this sort use, without the address.
+
+        Args:
+            fabric: what carries the ranks.
+            rails: the interface that was agreed on, and the others of that network.
+            reason: of the agreement.
+        """
+        if rails not in self._choices:
+            names = tuple(rail.name for rail in rails)
+            every = {**self._rejected, **self.devices.rejected}
+            passed_over = {each: "another serves better" for each in self._node.interfaces if each not in every}
+            unused = {each: why for each, why in {**passed_over, **every}.items() if each not in names}
+            choice = NodeChoice(names[0], reason, names, devices=tuple(self.devices.names()), rejected=unused)
+            self._choices[rails] = self._with_variables(choice, fabric)
+        return self._choices[rails]
+
+    def none(self, fabric: str, apart: bool) -> NodeChoice:
+        """The same where no interface is taken.
+
+        Args:
+            fabric: what carries the ranks.
+            apart: whether there are interfaces that might have served.
+        """
+        if () not in self._choices:
+            why, advice = (NOTHING_IN_COMMON, None) if apart else _why_none(self._node)
+            every = {**self._rejected, **self.devices.rejected}
+            choice = NodeChoice(None, why, devices=tuple(self.devices.names()), rejected=every, advice=advice)
+            self._choices[()] = self._with_variables(choice, fabric)
+        return self._choices[()]
+
+    def _with_variables(self, choice: NodeChoice, fabric: str) -> NodeChoice:
+        made = translate(fabric, choice.interface, choice.rails, self.devices.words, self._node)
+        environment = {each: value for each, value in made.items() if each not in self._kept}
+        return replace(choice, environment=environment, kept=self._kept)
+
+    def problems(self, node: NodeNetwork, chosen: str | None) -> list[Problem]:
+        """What is wrong with settings and wishes on a node of this sort."""
+        if chosen not in self._problems:
+            self._problems[chosen] = self._found(self._node, chosen)
+        found = self._problems[chosen]
+        if not found or node.name == self._node.name:
+            return found
+        if self._wish.interface is not None or any(map(as_address, self._settings.values())):
+            return self._found(node, chosen)  # what is said names the node, or who holds an address there
+        return [replace(problem, node=problem.node and node.name) for problem in found]
+
+    def _found(self, node: NodeNetwork, chosen: str | None) -> list[Problem]:
+        return check_settings(self._settings, node, chosen) + _unknown_wish(node, self._wish)
 
 
-def _candidates(node: NodeNetwork, rejected: Mapping[str, str], wish: FabricWish) -> list[Candidate]:
+def _cards(node: NodeNetwork, rejected: Mapping[str, str], wish: FabricWish) -> list[Card]:
     defaults = [route.interface for route in node.routes if route.destination.prefixlen == 0]
     asked = [r.interface for r in node.routes if r.destination.prefixlen == r.destination.max_prefixlen]
     found = [
-        Candidate(
-            interface,
-            interface.routable,
+        Card(
+            name,
             class_of(interface, node),
             # A route that was asked for (`ip route get`) is the best evidence; the default route some.
-            2 if interface.name in asked else 1 if interface.name in defaults else 0,
+            2 if name in asked else 1 if name in defaults else 0,
+            interface.speed_gbps or 0.0,
         )
         for name, interface in node.interfaces.items()
         if name not in rejected and wish.interface in (None, name)
     ]
     # Where no address is told at all, only one that is alone in its class is no guess.
-    best = max((each.quality for each in found), default=0)
-    if sum(each.quality == best for each in found) > 1 and all(is_untold(each.interface, node) for each in found):
-        return []
-    return found
-
-
-def _choice(
-    name: str, node: NodeNetwork, agreement: Agreement, rejected: Mapping[str, str], devices: DeviceChoice
-) -> NodeChoice:
-    taken = agreement.taken.get(name) or agreement.single.get(name)
-    every = {**rejected, **devices.rejected}
-    if taken is None:
-        why, advice = _why_none(node)
-        return NodeChoice(None, why, devices=tuple(devices.names()), rejected=every, advice=advice)
-    interface = taken.interface.name
-    rails = tuple(rail.interface.name for rail in agreement.rails.get(name, [taken]))
-    passed_over = {each: "another serves better" for each in node.interfaces if each not in every}
-    unused = {each: why for each, why in {**passed_over, **every}.items() if each not in (interface, *rails)}
-    return NodeChoice(interface, agreement.reason, rails, _first(taken), tuple(devices.names()), unused)
-
-
-def _first(taken: Candidate) -> str | None:
-    return str(taken.addresses[0].ip) if taken.addresses else None
+    best = max((card.quality for card in found), default=0)
+    untold = all(is_untold(node.interfaces[card.name], node) for card in found)
+    return [] if untold and sum(card.quality == best for card in found) > 1 else found
 
 
 def _why_none(node: NodeNetwork) -> tuple[str, str | None]:
@@ -222,7 +268,8 @@ def _fabric(devices: Mapping[str, DeviceChoice], wish: FabricWish) -> tuple[str,
         return wish.fabric, f"asked by comm.fabric={wish.fabric}", problems
     if fabric == "tcp":
         return "tcp", "no RDMA device that all nodes can use is known", problems
-    names = sorted({name for choice in devices.values() for name in choice.names()})
+    distinct = {id(choice): choice for choice in devices.values()}
+    names = sorted({name for choice in distinct.values() for name in choice.names()})
     shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
     return fabric, f"all nodes have it: {shown}", problems
 
@@ -241,18 +288,18 @@ def _unknown_wish(node: NodeNetwork, wish: FabricWish) -> list[Problem]:
 
 def _disagreement(
     nodes: Mapping[str, NodeNetwork],
-    candidates: Mapping[str, list[Candidate]],
+    offers: Mapping[str, Offer],
     agreement: Agreement,
     choices: Mapping[str, NodeChoice],
 ) -> list[Problem]:
     problems = [
         Problem("error", f"{name}: no interface", choice.reason, choice.advice or "`ip addr` of the whole node", name)
         for name, choice in choices.items()
-        if choice.interface is None and not candidates[name] and not _told_by_user(choice)
+        if choice.interface is None and not offers[name].cards and not _told_by_user(choice)
     ]
-    if agreement.taken or agreement.single or len(nodes) < 2 or not all(candidates.values()):
+    if agreement.taken or agreement.single or len(nodes) < 2 or not all(offer.cards for offer in offers.values()):
         return problems
-    shown = [f"{name}: {', '.join(map(str, each)) or 'none'}" for name, each in list(candidates.items())[:16]]
+    shown = [f"{name}: {', '.join(offer.words())}" for name, offer in list(offers.items())[:16]]
     more = f"; and {len(nodes) - 16} more" if len(nodes) > 16 else ""
     fix = "comm.interface=NAME if one name leads to all nodes, or leave out the node that differs"
     return [*problems, Problem("error", NOTHING_IN_COMMON, "; ".join(shown) + more, fix)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from dthpc.placement.topology import Nic, Port
@@ -33,14 +32,7 @@ class IfAddress:
             return None
         return ipaddress.ip_network((self.ip, self.prefix), strict=False)
 
-    @cached_property
-    def subnet(self) -> tuple[int, int, int] | None:
-        """The same as numbers, which compare fast: version, prefix, and the network's bits."""
-        if self.prefix is None or self.prefix == self.ip.max_prefixlen:
-            return None
-        return self.ip.version, self.prefix, int(self.ip) >> (self.ip.max_prefixlen - self.prefix)
-
-    @cached_property
+    @property
     def routable(self) -> bool:
         """Whether another machine may reach it: neither loopback, link-local, multicast nor unspecified."""
         ip = self.ip
@@ -106,8 +98,6 @@ class Interface:
     def routable(self) -> tuple[IfAddress, ...]:
         """Addresses that others may reach: IPv4 first, those of an alias last."""
         found = [address for address in self.addresses if address.routable]
-        if len(found) < 2:
-            return tuple(found)
         return tuple(sorted(found, key=lambda address: (address.label is not None, address.ip.version)))
 
 
@@ -216,8 +206,7 @@ class NodeNetwork:
         return {
             "name": self.name,
             "interfaces": {name: _interface_json(each) for name, each in self.interfaces.items()},
-            # As text, which is alike for most nodes of a cluster and then read once.
-            "devices": json.dumps([_device_json(device) for device in self.devices]),
+            "devices": [_device_json(device) for device in self.devices],
             "routes": [[str(r.destination), r.interface, r.gateway and str(r.gateway), r.metric] for r in self.routes],
             "settings": dict(self.settings),
             "complete": self.complete,
@@ -231,7 +220,7 @@ class NodeNetwork:
         return cls(
             name=value["name"],
             interfaces={name: _interface_of(name, each) for name, each in value["interfaces"].items()},
-            devices=_devices_of(value["devices"]),
+            devices=tuple(map(_device_of, value["devices"])),
             routes=tuple(
                 Route(ipaddress.ip_network(d), i, None if g is None else ipaddress.ip_address(g), m)
                 for d, i, g, m in value["routes"]
@@ -259,11 +248,6 @@ def _joined(a: Interface, b: Interface) -> Interface:
     )
 
 
-def _plain(ip: IPAddress) -> int | str:
-    """IPv4 as the number, which is read much faster."""
-    return int(ip) if ip.version == 4 else str(ip)
-
-
 def _interface_json(interface: Interface) -> dict[str, Any]:
     made: dict[str, Any] = {name: getattr(interface, name) for name in _TEXTS if getattr(interface, name) is not None}
     if interface.flags is not None:
@@ -272,12 +256,8 @@ def _interface_json(interface: Interface) -> dict[str, Any]:
         made["hidden"] = True
     if interface.altnames:
         made["altnames"] = list(interface.altnames)
-    made["addresses"] = [[_plain(a.ip), a.prefix, a.label] for a in interface.addresses]
+    made["addresses"] = [[str(a.ip), a.prefix, a.label] for a in interface.addresses]
     return made
-
-
-def _ip_of(value: int | str) -> IPAddress:
-    return ipaddress.IPv4Address(value) if isinstance(value, int) else ipaddress.ip_address(value)
 
 
 def _interface_of(name: str, value: Mapping[str, Any]) -> Interface:
@@ -285,7 +265,7 @@ def _interface_of(name: str, value: Mapping[str, Any]) -> Interface:
     return Interface(
         name,
         flags=None if flags is None else tuple(flags),
-        addresses=tuple(IfAddress(_ip_of(ip), prefix, label) for ip, prefix, label in value["addresses"]),
+        addresses=tuple(IfAddress(ipaddress.ip_address(ip), prefix, label) for ip, prefix, label in value["addresses"]),
         altnames=tuple(value.get("altnames", ())),
         hidden=value.get("hidden", False),
         **{text: value.get(text) for text in _TEXTS},
@@ -295,26 +275,28 @@ def _interface_of(name: str, value: Mapping[str, Any]) -> Interface:
 def _device_json(device: FabricDevice) -> dict[str, Any]:
     nic = device.nic
     made: dict[str, Any] = {"name": nic.name, "kind": nic.kind, "virtual": nic.virtual, "rdma": nic.rdma}
-    made["interfaces"] = None if nic.interfaces is None else list(nic.interfaces)
+    for key in ("interfaces", "interfaces_up"):
+        names = getattr(nic, key)
+        made[key] = None if names is None else list(names)
     if nic.ports is not None:
         made["ports"] = [[p.number, p.state, p.physical, p.rate_gbps, p.link_layer] for p in nic.ports]
     return {key: item for key, item in made.items() if item is not None}
 
 
-@lru_cache(maxsize=64)
-def _devices_of(text: str) -> tuple[FabricDevice, ...]:
-    return tuple(_device_of(each) for each in json.loads(text))
-
-
 def _device_of(value: Mapping[str, Any]) -> FabricDevice:
-    ports, interfaces = value.get("ports"), value.get("interfaces")
+    ports = value.get("ports")
     return FabricDevice(
         Nic(
             value["name"],
             kind=value.get("kind"),
             virtual=value.get("virtual"),
             rdma=value.get("rdma"),
-            interfaces=None if interfaces is None else tuple(interfaces),
             ports=None if ports is None else tuple(Port(*port) for port in ports),
+            interfaces=_names(value.get("interfaces")),
+            interfaces_up=_names(value.get("interfaces_up")),
         )
     )
+
+
+def _names(value: list[str] | None) -> tuple[str, ...] | None:
+    return None if value is None else tuple(value)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Container, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dthpc.comm.fabric.classify import stem, why_not
 from dthpc.comm.fabric.decide import NOTHING_IN_COMMON, FabricPlan, FabricWish, NodeChoice, decide
-from dthpc.comm.fabric.model import NodeNetwork
+from dthpc.comm.fabric.model import NodeNetwork, Route
 from dthpc.comm.fabric.presets import needed, preset, unpinned
 from dthpc.comm.fabric.settings import SOCKETS, Problem
+from dthpc.comm.fabric.wire import pack, unpack
 from dthpc.errors import UserError, raise_together
 
 _FACTS = "dthpc/network"
@@ -36,6 +37,9 @@ class Store(Protocol):
 
     def add(self, key: str, amount: int) -> int:
         """Count up; the sum."""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Read several at once; waits for all keys."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def tell(store: Store, node: str, network: NodeNetwork, asked: str | None = None
     """
     if store.add(f"{_FACTS}/{node}/ranks", 1) != 1:
         return False
-    store.set(f"{_FACTS}/{node}", json.dumps(slim(network, asked).to_json()))
+    store.set(f"{_FACTS}/{node}", pack(slim(network, asked)))
     return True
 
 
@@ -110,11 +114,16 @@ def collect(store: Store, nodes: Mapping[str, str]) -> dict[str, NodeNetwork]:
     Args:
         nodes: names of the hosts by the node's identity; the facts are given by identity too, each with its name.
     """
-    return {node: replace(_facts(store, node), name=host) for node, host in nodes.items()}
+    if not nodes:
+        return {}
+    # One request: a round trip of each of thousands of nodes would cost more than all that is done with the answers.
+    texts = store.multi_get([f"{_FACTS}/{node}" for node in nodes])
+    found = unpack(text.decode() for text in texts)
+    return {node: _named(network, host) for (node, host), network in zip(nodes.items(), found, strict=True)}
 
 
-def _facts(store: Store, node: str) -> NodeNetwork:
-    return NodeNetwork.from_json(json.loads(store.get(f"{_FACTS}/{node}")))
+def _named(network: NodeNetwork, name: str) -> NodeNetwork:
+    return network if network.name == name else replace(network, name=name)
 
 
 def slim(network: NodeNetwork, asked: str | None = None) -> NodeNetwork:
@@ -138,7 +147,13 @@ def slim(network: NodeNetwork, asked: str | None = None) -> NodeNetwork:
         return "container" not in reason and (related or not few)
 
     kept = {name: interface for name, interface in network.interfaces.items() if stays(name, reasons[name])}
-    return replace(network, interfaces=kept)
+    return replace(network, interfaces=kept, routes=_evidence(network.routes, kept))
+
+
+def _evidence(routes: Sequence[Route], kept: Container[str]) -> tuple[Route, ...]:
+    """Routes that the decision looks at, without what differs from node to node and rack to rack."""
+    told = [Route(route.destination, route.interface) for route in routes if route.interface in kept]
+    return tuple(dict.fromkeys(r for r in told if r.destination.prefixlen in (0, r.destination.max_prefixlen)))
 
 
 def decide_for(networks: Mapping[str, NodeNetwork], first: str, request: Request) -> dict[str, Settled]:
@@ -156,7 +171,7 @@ def decide_for(networks: Mapping[str, NodeNetwork], first: str, request: Request
         UserError: what was asked for, or exported, can't work; or nodes lack the fabric that the others have.
     """
     names = _distinct({node: network.name for node, network in networks.items()})
-    plan = decide({names[node]: replace(network, name=names[node]) for node, network in networks.items()}, request.wish)
+    plan = decide({names[node]: _named(network, names[node]) for node, network in networks.items()}, request.wish)
     fatal, remarks = _sorted_out(plan, request, several=len(networks) > 1)
     raise_together(fatal)
     pinned, remark = _pins(plan, request)
@@ -164,9 +179,16 @@ def decide_for(networks: Mapping[str, NodeNetwork], first: str, request: Request
     address = plan.nodes[names[first]].address
     together = all(choice.interface is not None for choice in plan.nodes.values())
     together = together and all(problem.what != NOTHING_IN_COMMON for problem in plan.problems)
-    return {
-        node: _settled(plan, plan.nodes[names[node]], together, pinned, request, address, notes) for node in networks
-    }
+    made: dict[tuple[Any, ...], Settled] = {}
+    found = {}
+    for node in networks:
+        choice = plan.nodes[names[node]]
+        # Made once, and written once, for all nodes that make the same choice.
+        key = (choice.interface, choice.rails, choice.reason, id(choice.environment), id(choice.kept))
+        if key not in made:
+            made[key] = _settled(plan, choice, together, pinned, request, address, notes)
+        found[node] = made[key]
+    return found
 
 
 def _settled(
@@ -239,16 +261,21 @@ def _error(problem: Problem) -> UserError:
 
 def publish(store: Store, settled: Mapping[str, Settled]) -> None:
     """Tell every node what its ranks use."""
-    for node, each in settled.items():
-        store.set(f"{_PLAN}/{node}", json.dumps(each.to_json()))
+    distinct = {id(each): each for each in settled.values()}  # most nodes have the same
+    texts = {key: json.dumps(each.to_json()) for key, each in distinct.items()}
+    _write(store, {node: texts[id(each)] for node, each in settled.items()})
+
+
+def _write(store: Store, plans: Mapping[str, str]) -> None:
+    many: Any = store  # torch's stubs leave `multi_set` out
+    many.multi_set([f"{_PLAN}/{node}" for node in plans], list(plans.values()))
 
 
 def publish_error(store: Store, nodes: Sequence[str], error: UserError) -> None:
     """Tell every node that there is no way."""
     errors = getattr(error, "errors", [error])
     told = json.dumps({"errors": [[e.why, e.key, str(e.value), e.instead] for e in errors]})
-    for node in nodes:
-        store.set(f"{_PLAN}/{node}", told)
+    _write(store, dict.fromkeys(nodes, told))
 
 
 def receive(store: Store, node: str) -> Settled:
