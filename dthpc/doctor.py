@@ -18,7 +18,7 @@ from dthpc.comm.fabric.report import report
 from dthpc.errors import UserError, UserErrors, nearest, raise_together
 from dthpc.monitor.table import print_lines
 from dthpc.placement.cpuset import parse_cpus
-from dthpc.placement.diagnose import Problem, diagnose
+from dthpc.placement.diagnose import diagnose
 from dthpc.placement.diagnose_node import diagnose_node
 from dthpc.placement.draw import draw
 from dthpc.placement.plan.here import visible_words
@@ -26,6 +26,7 @@ from dthpc.placement.plan.nodes import Plan, decide_nodes
 from dthpc.placement.plan.units import units_of
 from dthpc.placement.plan.unmet import unmet
 from dthpc.placement.plan.wish import MOST_RANKS, RESERVE, SMT, TALK, Wish
+from dthpc.placement.problem import Problem
 from dthpc.placement.read.combine import combine
 from dthpc.placement.read.live import read_live
 from dthpc.placement.read.recognise import read_path, read_text
@@ -341,7 +342,8 @@ def _print(topology: Topology, plan: Plan, problems: Sequence[Problem], out: Tex
     print_placement(out, plan)
     print_lines(out, "\nProblems")
     for problem in problems:
-        print_lines(out, f"  {problem.severity}: {problem.what}: {problem.why}\n    fix: {problem.fix}")
+        for line in problem.lines():
+            print_lines(out, f"  {line}")
     if not problems:
         print_lines(out, "  none found")
     for note in topology.notes:

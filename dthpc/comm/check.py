@@ -12,8 +12,9 @@ from dthpc.comm.fabric.devices import FABRICS, choose_devices
 from dthpc.comm.fabric.model import NodeNetwork
 from dthpc.comm.fabric.presets import environment_of, needed
 from dthpc.comm.fabric.recognise import from_path
-from dthpc.comm.fabric.settings import DEVICES, SOCKETS, Problem, as_address, check_settings
+from dthpc.comm.fabric.settings import DEVICES, SOCKETS, as_address, check_settings
 from dthpc.errors import UserError, nearest
+from dthpc.placement.problem import Problem
 
 
 def check(config: Any, env: Mapping[str, str] = os.environ) -> list[UserError]:

@@ -4,39 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 from dthpc.placement.cpuset import format_cpus
 from dthpc.placement.plan.nics import rate_of
 from dthpc.placement.plan.places import NodePlan
 from dthpc.placement.plan.units import compute_gpus
+from dthpc.placement.problem import Problem, gravest_first
 from dthpc.placement.topology import Nic, Topology
-
-SEVERITIES = ("error", "warning", "note")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong, or worth knowing."""
-
-    severity: str
-    """`error`: ranks will fail or crawl; `warning`: they lose speed; `note`."""
-
-    what: str
-    """What was seen."""
-
-    why: str
-    """What it does to a run."""
-
-    fix: str
-    """What to do."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    def __str__(self) -> str:
-        return f"{self.severity}: {self.what}: {self.why}. Fix: {self.fix}"
 
 
 def diagnose(topology: Topology, plan: NodePlan | None = None) -> list[Problem]:
@@ -57,7 +31,7 @@ def diagnose(topology: Topology, plan: NodePlan | None = None) -> list[Problem]:
         *_limits(topology),
         *_doubts(topology),
     ]
-    return sorted(found, key=lambda problem: SEVERITIES.index(problem.severity))
+    return gravest_first(found)
 
 
 def _ports(topology: Topology) -> Iterator[Problem]:

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from dthpc.placement.diagnose import SEVERITIES, Problem
 from dthpc.placement.plan.units import compute_gpus
+from dthpc.placement.problem import Problem, gravest_first
 from dthpc.placement.topology import Topology
 
 SHM_BYTES = 1 << 30
@@ -54,7 +54,7 @@ def diagnose_node(topology: Topology, folder: Path | None = None, root: Path = P
     ]
     if folder is not None:
         found += [*disk_space(folder), *clock_skew(folder)]
-    return sorted(found, key=lambda problem: SEVERITIES.index(problem.severity))
+    return gravest_first(found)
 
 
 def numa_balancing(topology: Topology, root: Path) -> Iterator[Problem]:

@@ -12,10 +12,11 @@ from dthpc.comm.fabric.classify import class_of, is_untold, why_not
 from dthpc.comm.fabric.devices import DeviceChoice, choose_devices, same_fabric
 from dthpc.comm.fabric.model import NodeNetwork
 from dthpc.comm.fabric.offer import Card, Cards, Offer
-from dthpc.comm.fabric.settings import ONE_NAME, PREFIXES, Problem, as_address, check_settings
+from dthpc.comm.fabric.settings import ONE_NAME, PREFIXES, as_address, check_settings
 from dthpc.comm.fabric.translate import translate
 from dthpc.comm.fabric.wire import likeness, numbers_of
 from dthpc.errors import nearest
+from dthpc.placement.problem import Problem
 
 NOTHING_IN_COMMON = "the nodes have no network in common"
 """The problem of nodes that each have an interface, and none that leads to the others."""

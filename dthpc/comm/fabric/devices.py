@@ -8,8 +8,8 @@ from functools import cached_property
 
 from dthpc.comm.fabric.classify import is_set_aside
 from dthpc.comm.fabric.model import FabricDevice, NodeNetwork
-from dthpc.comm.fabric.settings import Problem
 from dthpc.placement.plan.nics import fabric_of
+from dthpc.placement.problem import Problem
 from dthpc.placement.topology import Topology
 
 FABRICS = ("infiniband", "roce", "slingshot", "efa", "tcp")

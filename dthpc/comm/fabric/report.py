@@ -79,7 +79,7 @@ def _lines(nodes: dict[str, NodeNetwork], plan: FabricPlan) -> Iterator[str]:
         yield from (f"    {variable}={value}" for variable, value in choice.environment.items())
         yield from (f"    {variable}={value} (set already, kept)" for variable, value in choice.kept.items())
     yield "\nProblems"
-    yield from (f"  {problem}" for problem in plan.problems)
+    yield from (f"  {line}" for problem in plan.problems for line in problem.lines())
     if not plan.problems:
         yield "  none found"
 

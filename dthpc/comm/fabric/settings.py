@@ -9,42 +9,18 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dthpc.comm.fabric.classify import why_not
 from dthpc.comm.fabric.model import NodeNetwork
 from dthpc.errors import nearest
+from dthpc.placement.problem import Problem
 
 ONE_NAME = ("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
 PREFIXES = ("NCCL_SOCKET_IFNAME", "RCCL_SOCKET_IFNAME")
 LISTS = ("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include")
 SOCKETS = (*ONE_NAME, *PREFIXES, *LISTS)
 DEVICES = ("NCCL_IB_HCA", "UCX_NET_DEVICES")
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that can't work, or does not do what was meant."""
-
-    severity: str
-    """`error`: ranks can't meet, or crawl; `warning`: they may."""
-
-    what: str
-    """A setting with its value, or the nodes."""
-
-    why: str
-    fix: str
-    node: str | None = None
-    setting: str | None = None
-    """Name of the variable, where one is at fault."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if value is not None}
-
-    def __str__(self) -> str:
-        place = f" ({self.node})" if self.node else ""
-        return f"{self.severity}: {self.what}{place}: {self.why}. Instead: {self.fix}"
 
 
 def matches(value: str, names: Iterable[str]) -> list[str]:

@@ -16,9 +16,10 @@ from dthpc.comm.fabric.classify import stem, why_not
 from dthpc.comm.fabric.decide import NOTHING_IN_COMMON, FabricPlan, FabricWish, NodeChoice, decide
 from dthpc.comm.fabric.model import NodeNetwork, Route
 from dthpc.comm.fabric.presets import needed, preset, unpinned
-from dthpc.comm.fabric.settings import SOCKETS, Problem
+from dthpc.comm.fabric.settings import SOCKETS
 from dthpc.comm.fabric.wire import pack, unpack
 from dthpc.errors import UserError, raise_together
+from dthpc.placement.problem import Problem
 
 _FACTS = "dthpc/network"
 _PLAN = "dthpc/fabric"

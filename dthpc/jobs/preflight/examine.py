@@ -18,8 +18,9 @@ from dthpc.jobs.preflight.local import compute, file_system, triad
 from dthpc.jobs.preflight.network import Nodes, all_reduce, clock, find_nodes, pairs
 from dthpc.jobs.preflight.report import Report
 from dthpc.monitor.identity import cpu_model
-from dthpc.placement.diagnose import Problem, diagnose
+from dthpc.placement.diagnose import diagnose
 from dthpc.placement.diagnose_node import diagnose_node
+from dthpc.placement.problem import Problem
 from dthpc.placement.read.live import read_live
 from dthpc.placement.topology import Topology
 
