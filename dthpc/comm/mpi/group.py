@@ -26,6 +26,7 @@ from dthpc.comm.mpi.reducers import Reducers
 from dthpc.comm.mpi.runtime import Runtime
 from dthpc.comm.mpi.work import MPIWork
 from dthpc.comm.rendezvous import ranges
+from dthpc.comm.shared.room import ExchangeError
 
 _DEFAULT: Any = dist.AllreduceOptions()
 """Options where the caller gives none: sum, asynchronous, the group's time-out."""
@@ -366,7 +367,8 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
         self._closed = True
         self._runtime.groups -= 1
         if self._lane.drain(self._timeout_s) and not self._runtime.mpi.Is_finalized():
-            self._near.close()
+            if self._lane.broken is None:
+                self._near.close()
             self._comm.Free()
         else:
             self._runtime.keep(self._comm)
@@ -389,7 +391,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
                 requests = self._lane.start_alone(steps)
                 if requests is not None and (requests := briefly(requests, steps, self._runtime.per_offer)) is None:
                     return self._done
-            except self._runtime.mpi.Exception as error:
+            except (self._runtime.mpi.Exception, ExchangeError) as error:
                 raise self._lane.error(self._operation(call, steps, opts), error) from error
         operation = self._operation(call, steps, opts, staged)
         if requests is None:

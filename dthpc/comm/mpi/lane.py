@@ -11,6 +11,7 @@ from dthpc.comm.mpi.board import Board
 from dthpc.comm.mpi.errors import CommunicationError, CommunicationTimeout
 from dthpc.comm.mpi.operation import Operation, Request, Steps
 from dthpc.comm.mpi.progress import Pace
+from dthpc.comm.shared.room import ExchangeError
 
 
 class Lane:
@@ -136,13 +137,13 @@ class Lane:
         self._break(f"its {operation.call.name} did not end in time", operation, CommunicationTimeout(text))
 
     def error(self, operation: Operation, cause: BaseException) -> BaseException:
-        """Say where MPI failed; errors of other kinds are left as they are."""
-        if type(cause).__module__.split(".")[0] != "mpi4py":
+        """Say where MPI or the exchange over memory failed; errors of other kinds are left as they are."""
+        if type(cause).__module__.split(".")[0] != "mpi4py" and not isinstance(cause, ExchangeError):
             return cause
         elapsed = time.monotonic() - operation.began
         failure = CommunicationError(f"{self._where(operation)} failed after {elapsed:.1f} s: {cause}")
         failure.__cause__ = cause
-        self.broken = self.broken or f"MPI failed in its {operation.call.name}"
+        self.broken = self.broken or f"its {operation.call.name} failed"
         self._keep(None)
         return failure
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from dthpc.comm.shared.exchange import Exchange, window_bytes
+from dthpc.comm.shared.exchange import Exchange, window_bytes, words
 from dthpc.comm.shared.room import READY, RankLost
 from dthpc.comm.shared.segment import Segment, pages
 
@@ -117,8 +117,8 @@ class WindowSignals:
         self.peers = [peer for peer in range(self.size) if peer != self.rank]
         self._windows: list[Any] = []
         counters = self.allocate(2 * _LINE)
-        words = [memoryview(cast(Any, counters.of(rank).numpy())).cast("B").cast("q") for rank in range(self.size)]
-        self._ready, self._done = ([part[at : at + 1] for part in words] for at in (0, _LINE // 8))
+        parts = [words(counters.of(rank)) for rank in range(self.size)]
+        self._ready, self._done = ([part[at : at + 1] for part in parts] for at in (0, _LINE // 8))
         self._sync = self._windows[0].Sync
 
     def tell(self, signal: bytes) -> None:

