@@ -13,6 +13,9 @@ import torch.distributed as dist
 
 from dthpc.comm.mpi.errors import CommunicationError
 from dthpc.comm.mpi.near import LEAST
+from dthpc.comm.mpi.windows import WindowSignals
+from dthpc.comm.shared.exchange import Exchange, window_bytes
+from dthpc.comm.shared.room import RankLost
 from tests.comm.collective_tasks import summands
 from tests.comm.mpi.tasks import told, world
 
@@ -127,3 +130,22 @@ def little_memory(rank: int) -> bool:
     dist.all_reduce(tensor, group=made)
     assert tensor.eq(2).all()
     return bool(made._near.moves(tensor))
+
+
+def waiting(rank: int) -> list[str]:
+    """Ranks wait for each other in the window itself, and then rank 0 alone."""
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD.Create_group(MPI.COMM_WORLD.Get_group().Incl([0, 1]))
+    room = WindowSignals(MPI, comm, timeout_s=0.3 if rank == 0 else 60.0)
+    exchange = Exchange(room, room.allocate(window_bytes(2)))
+    tensor = summands(rank, 500_000, 0)
+    exchange.all_reduce(tensor).wait()
+    exchange.barrier().wait()
+    torch.testing.assert_close(tensor, summands(0, 500_000, 0) + summands(1, 500_000, 0))
+    said: list[str] = []
+    if rank == 0:
+        with told(RankLost, said):
+            exchange.barrier().wait()
+    dist.barrier()
+    return said
