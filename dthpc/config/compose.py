@@ -22,6 +22,13 @@ _OPTIONS_WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp",
 _OPTIONS_WITH_VALUE |= {"--config-dir", "-cd", "--experimental-rerun"}
 
 
+class Choices(dict[str, str]):
+    """The option that Hydra took in each group."""
+
+    typed: frozenset[str] = frozenset()
+    """Keys that the command line names, groups too."""
+
+
 def config_folder() -> Path:
     """The folder of YAML groups: inside the package once installed, at the top of the repository in a checkout."""
     package = Path(__file__).resolve().parent.parent
@@ -52,7 +59,7 @@ def register_schema() -> None:
     store.store(name="preflight_fields", node=PreflightJob, provider="dthpc")
 
 
-def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictConfig, dict[str, str]]], bool]:
+def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictConfig, Choices]], bool]:
     """Compose the configurations that a command line asks for.
 
     Args:
@@ -61,8 +68,8 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
 
     Returns:
         One `(configuration, choices)` for each run (several under `--multirun`), `choices` being the option taken in
-        each group; and whether this is a sweep. Empty when the command line only asked for information (`--help`,
-        `--cfg`, …), which has then been printed.
+        each group, and the keys that were typed; and whether this is a sweep. Empty when the command line only asked
+        for information (`--help`, `--cfg`, …), which has then been printed.
 
     Raises:
         UserError: an unknown key, group, option, or a value of the wrong type, with the nearest valid ones.
@@ -74,7 +81,7 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
             if _is_plain(argv):
                 return [_compose_one(argv)], False
             with _sweep_folder():
-                return _run_hydra()
+                return _run_hydra(_typed(argv))
         except SystemExit as end:
             if end.code not in (0, None):
                 raise
@@ -105,7 +112,13 @@ def _is_plain(argv: list[str]) -> bool:
     return not any(word.startswith(("-", "hydra.")) for word in argv)
 
 
-def _compose_one(argv: list[str]) -> tuple[DictConfig, dict[str, str]]:
+def _typed(argv: list[str]) -> frozenset[str]:
+    """Keys that overrides set; what they delete is not there."""
+    words = (word for word in argv if "=" in word and not word.startswith(("-", "~", "hydra.")))
+    return frozenset(word.lstrip("+").partition("=")[0] for word in words)
+
+
+def _compose_one(argv: list[str]) -> tuple[DictConfig, Choices]:
     # `hydra.main` composes twice, the first time only to learn whether this is a sweep. On the login node the second
     # time is a good part of all that is spent.
     from hydra import compose, initialize_config_dir
@@ -115,18 +128,18 @@ def _compose_one(argv: list[str]) -> tuple[DictConfig, dict[str, str]]:
     with initialize_config_dir(str(config_folder()), version_base="1.3", job_name="submit"):
         config = compose(CONFIG_NAME, overrides=argv, return_hydra_config=True)
         HydraConfig.instance().set_config(config)
-        choices = _choices(config.hydra)
+        choices = _choices(config.hydra, _typed(argv))
     with read_write(config), open_dict(config):
         del config["hydra"]
     OmegaConf.set_struct(config, True)
     return config, choices
 
 
-def _run_hydra() -> tuple[list[tuple[DictConfig, dict[str, str]]], bool]:
+def _run_hydra(typed: frozenset[str]) -> tuple[list[tuple[DictConfig, Choices]], bool]:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    found: list[tuple[DictConfig, dict[str, str]]] = []
+    found: list[tuple[DictConfig, Choices]] = []
     sweep = False
 
     def collect(config: DictConfig) -> None:
@@ -134,14 +147,17 @@ def _run_hydra() -> tuple[list[tuple[DictConfig, dict[str, str]]], bool]:
         # Launching waits until Hydra has composed the whole sweep: one job array, and all mistakes in one report.
         runtime = HydraConfig.get()
         sweep = str(runtime.mode).endswith("MULTIRUN")
-        found.append((config, _choices(runtime)))
+        found.append((config, _choices(runtime, typed)))
 
     hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIG_NAME)(collect)()
     return found, sweep
 
 
-def _choices(hydra_config: Any) -> dict[str, str]:
-    return {str(key): str(value) for key, value in hydra_config.runtime.choices.items() if value is not None}
+def _choices(hydra_config: Any, typed: frozenset[str]) -> Choices:
+    taken = hydra_config.runtime.choices.items()
+    choices = Choices({str(key): str(value) for key, value in taken if value is not None})
+    choices.typed = typed
+    return choices
 
 
 @contextmanager
@@ -239,7 +255,7 @@ def _wrong_override(causes: list[Exception], argv: list[str]) -> UserError | Non
             "several values, but only one run was asked",
             key=key,
             value=value,
-            instead=f"add -m for one run each, or write '{key}=[{value}]' for a list",
+            instead=f"add -m for one run each, write '{key}=[{value}]' for a list, or '{key}=\"{value}\"' for one text",
         )
     merging = re.search(r"Error merging override ([^=]+)=(.*)", outer)
     wrong_type = next((str(c) for c in causes if type(c).__name__ == "ValidationError"), None)
@@ -291,6 +307,11 @@ def _unknown_key(causes: list[Exception], argv: list[str]) -> UserError | None:
         return UserError(_first_line(detail), key=key, value=value, instead="give a value of that type")
     parent, known = _nearest_parent(key, _group_choices(argv))
     wrong = key.removeprefix(f"{parent}." if parent else "").split(".")[0]
+    if wrong in known:
+        if strange := _strange_name(causes, key):
+            return strange
+        instead = f"write '+{key}={value}', with a plus sign: {key} takes names of your own"
+        return UserError("it has none of these names yet", key=key, value=value, instead=instead)
     if not known:
         instead = f"write +{key}={value if value is not None else '…'}, with a plus sign: {parent} takes any key"
         return UserError("there is no such key yet", key=key, value=value, instead=instead)
@@ -299,6 +320,17 @@ def _unknown_key(causes: list[Exception], argv: list[str]) -> UserError | None:
         key=key,
         value=value,
         instead=f"{nearest(wrong, known)} (a new key for a class of your own is written with a plus: +{key}=…)",
+    )
+
+
+def _strange_name(causes: list[Exception], key: str) -> UserError | None:
+    """A name in `group={name: value}` that a group of fixed keys does not have."""
+    found = [match for cause in causes if (match := re.search(r"Key '([^']+)' not in '\w+'", str(cause)))]
+    keys = _keys_below(key) if found else []
+    if not keys:
+        return None
+    return UserError(
+        "there is no such key", key=f"{key}.{found[-1].group(1)}", instead=nearest(found[-1].group(1), keys)
     )
 
 

@@ -16,9 +16,11 @@ from dthpc.attempt.plan import LaunchPlan
 from dthpc.config.identity import default_name, differences
 from dthpc.errors import UserError, raise_together
 from dthpc.launch.checks import find_mistakes
+from dthpc.launch.hints import hints
 from dthpc.launch.mpi import wants_mpi
 from dthpc.launch.planning import make_plan
 from dthpc.launch.preflight import judge_launch
+from dthpc.launch.request import read_request
 from dthpc.launch.site import Site, probe
 from dthpc.launch.verdicts import Verdict
 from dthpc.monitor.events import EventLog
@@ -96,7 +98,8 @@ def prepare(found: Sequence[tuple[DictConfig, dict[str, str]]]) -> tuple[list[Pr
     refuse([error for config in resolved for error in find_mistakes(config)])
     _refuse_doubles(resolved)
     site = ask_site(resolved)
-    return [_plan(config, site) for config in resolved], site
+    typed = [getattr(choices, "typed", frozenset()) for _, choices in found]
+    return [_plan(config, site, keys) for config, keys in zip(resolved, typed, strict=True)], site
 
 
 def refuse(errors: Sequence[UserError]) -> None:
@@ -251,12 +254,13 @@ def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))  # noqa: PTH111
 
 
-def _plan(config: DictConfig, site: Site | None) -> Prepared:
+def _plan(config: DictConfig, site: Site | None, typed: frozenset[str]) -> Prepared:
     run = RunDir(Path(config.run.root) / config.run.name)
     seen = _size(run.events)
     earlier, changed = _earlier(run, config)
     verdicts = judge_launch(config, site)
     refused = any(verdict.status == "error" for verdict in verdicts)
+    verdicts += [] if refused else hints(config, read_request(config), typed)
     return Prepared(run, config, None if refused else make_plan(config, run, site), verdicts, earlier, changed, seen)
 
 

@@ -65,6 +65,10 @@ def test_a_sweep_leaves_no_file_where_it_was_typed(tmp_path: Path, monkeypatch: 
         (["parallel.order=null"], ["parallel.order=null", "null has no meaning here"]),
         (["train=null"], ["train=null", "the name of a file in conf/train", "train.KEY=VALUE"]),
         (["optim=3"], ["optim=3", "the name of a file in conf/optim"]),
+        (["cluster.environment={A: b}"], ["none of these names yet", "'+cluster.environment={A: b}'"]),
+        (["comm.axes={foo: gloo}"], ["comm.axes.foo: there is no such key", "pp, replicate, shard, tp"]),
+        (["parallel.offload={optimizer: cpu, foldr: x}"], ["parallel.offload.foldr", "did you mean folder"]),
+        (["comm.backend=cpu:gloo,cuda:nccl"], ["-m", "'comm.backend=\"cpu:gloo,cuda:nccl\"' for one text"]),
         (["--config-dir", "/nowhere/at/all"], ["/nowhere/at/all"]),
     ],
 )
@@ -121,3 +125,12 @@ def test_every_option_of_every_group_composes() -> None:
             sign = "+" if group.name == "cluster" else ""
             ((_, choices),), _ = compose(f"{sign}{group.name}={option.stem}")
             assert choices[group.name] == option.stem
+
+
+def test_what_was_typed_is_known_from_what_presets_say() -> None:
+    words = ["+cluster=slurm", "parallel.tp=2", "++train.steps=3", "~callbacks", "cluster.tasks_per_node=2"]
+    ((_, choices),), _ = compose(*words)
+    assert choices.typed == {"cluster", "parallel.tp", "train.steps", "cluster.tasks_per_node"}
+    runs, is_sweep = compose("-m", "run.seed=1,2", "hydra.verbose=false")
+    assert is_sweep
+    assert [choices.typed for _, choices in runs] == [{"run.seed"}] * 2
