@@ -53,7 +53,7 @@ def _program(words: Sequence[str]) -> str:
     return "dthpc-submit" if completes else "python -m dthpc.submit"
 
 
-def _run(found: list[tuple[Any, dict[str, str]]]) -> int:
+def _run(found: Sequence[tuple[Any, dict[str, str]]]) -> int:
     from dthpc.launch.submission import prepare, refuse, start
 
     prepared, site = prepare(found)
