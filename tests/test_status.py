@@ -139,6 +139,7 @@ def test_json_has_a_stable_schema(root: Path, capsys: pytest.CaptureFixture[str]
                 "eval_loss": "NoneType",
                 "bits_per_byte": "NoneType",
                 "bigram_bits_per_byte": "NoneType",
+                "unit": "str",
                 "tokens_per_s": "float",
                 "step_time": "float",
                 "eta_s": "NoneType",

@@ -41,6 +41,8 @@ class Digits:
     """
 
     classes = 10
+    unit = "image"
+    """What one target is, in a run's lines."""
 
     def __init__(self, held_out_every: int = 5) -> None:
         """Describe the data; nothing is read yet.

@@ -98,7 +98,7 @@ def prepare(found: Sequence[tuple[DictConfig, dict[str, str]]]) -> tuple[list[Pr
     refuse([error for config in resolved for error in find_mistakes(config)])
     _refuse_doubles(resolved)
     site = ask_site(resolved)
-    typed = [getattr(choices, "typed", frozenset()) for _, choices in found]
+    typed: list[frozenset[str]] = [getattr(choices, "typed", frozenset()) for _, choices in found]
     return [_plan(config, site, keys) for config, keys in zip(resolved, typed, strict=True)], site
 
 

@@ -18,7 +18,7 @@ def step_text(progress: Progress) -> str:
 
 
 def bar_line(progress: Progress, now: float, width: int, unicode: bool = True) -> str:
-    """One line of at most `width` characters: bar, step, loss, tokens/s, step time and ETA.
+    """One line of at most `width` characters: bar, step, loss, speed, step time and ETA.
 
     The least important parts are left out where the line is too short for all of them.
     """
@@ -26,7 +26,7 @@ def bar_line(progress: Progress, now: float, width: int, unicode: bool = True) -
         _bar(progress, unicode),
         f"step {step_text(progress)}",
         f"loss {decimal(progress.loss)}" if progress.loss is not None else "",
-        f"{count(progress.tokens_per_s)} tok/s" if progress.tokens_per_s is not None else "",
+        _speed(progress) if progress.tokens_per_s is not None else "",
         f"{milliseconds(progress.step_time)}/step" if progress.step_time is not None else "",
         eta_text(progress, now),
         f"held-out {decimal(progress.eval_loss)}" if progress.eval_loss is not None else "",
@@ -70,9 +70,14 @@ def narrate(event: dict[str, Any], progress: Progress) -> str | None:
 def tell_step(progress: Progress, now: float) -> str:
     """A step record as a line of a log that nobody watches."""
     return (
-        f"step {step_text(progress)}  loss {decimal(progress.loss, 4)}  {count(progress.tokens_per_s)} tok/s"
+        f"step {step_text(progress)}  loss {decimal(progress.loss, 4)}  {_speed(progress)}"
         f"  {milliseconds(progress.step_time)}/step  {eta_text(progress, now)}"
     )
+
+
+def _speed(progress: Progress) -> str:
+    unit = "tok" if progress.unit == "token" else f"{progress.unit}s"
+    return f"{count(progress.tokens_per_s)} {unit}/s"
 
 
 def _bar(progress: Progress, unicode: bool) -> str:
@@ -103,8 +108,11 @@ def _ranks_ready(event: dict[str, Any], progress: Progress) -> str:
 def _train_start(event: dict[str, Any], progress: Progress) -> str:
     steps = step_text(progress).split("/")[-1]
     text = f"training {count(progress.parameters)} parameters, {steps} steps"
-    if progress.tokens_per_step:
+    if progress.unit == "token" and progress.tokens_per_step:
         text += f" of {count(progress.tokens_per_step)} tokens"
+    elif progress.unit != "token" and progress.samples_per_step:
+        # A sample may have several targets, which only the data know.
+        text += f" of {count(progress.samples_per_step)} {'images' if progress.unit == 'image' else 'samples'}"
     layout = event.get("layout")
     if layout and layout != "dp=1":
         text += f", {layout}"

@@ -42,7 +42,7 @@ class Progress:
     """Updates that the run is to make."""
 
     loss: float | None = None
-    """Mean training loss of the newest record, in nats a token."""
+    """Mean training loss of the newest record, in nats a target."""
 
     lr: float | None = None
     """Learning rate of the newest record."""
@@ -53,14 +53,20 @@ class Progress:
     step_time: float | None = None
     """Seconds a step, over the steps of the newest record."""
 
+    unit: str = "token"
+    """What one target is; the fields that are named after tokens count these."""
+
     tokens_per_s: float | None = None
-    """Tokens a second, over all ranks."""
+    """Targets a second, over all ranks."""
 
     data_wait: float | None = None
     """Seconds a step that the ranks waited for data."""
 
     samples: int | None = None
     """Samples used so far."""
+
+    samples_per_step: int | None = None
+    """Samples in one step, over all ranks."""
 
     tokens_per_step: int | None = None
     """Tokens in one step, over all ranks."""
@@ -78,7 +84,7 @@ class Progress:
     """Step of the newest evaluation."""
 
     eval_loss: float | None = None
-    """Held-out loss, in nats a token."""
+    """Held-out loss, in nats a target."""
 
     bits_per_byte: float | None = None
     """Held-out bits per byte of text."""
@@ -203,6 +209,8 @@ class Progress:
 
     def _on_train_start(self, event: dict[str, Any], moment: float | None) -> None:
         self.total_steps = integer(event.get("total_steps")) or self.total_steps
+        self.unit = text(event.get("unit")) or "token"
+        self.samples_per_step = integer(event.get("samples_per_step")) or self.samples_per_step
         self.tokens_per_step = integer(event.get("tokens_per_step")) or self.tokens_per_step
         self.parameters = integer(event.get("params")) or self.parameters
         self.resumed_from = integer(event.get("resumed_from"))

@@ -101,7 +101,8 @@ def _losses(progress: Progress) -> str:
         parts.append(f"{decimal(progress.loss, 4)} training")
     if progress.eval_loss is not None:
         parts.append(f"{decimal(progress.eval_loss, 4)} held-out")
-    return ", ".join(parts) + " (nats a token)" if parts else ""
+    article = "an" if progress.unit[0] in "aeiou" else "a"
+    return ", ".join(parts) + f" (nats {article} {progress.unit})" if parts else ""
 
 
 def _bits(progress: Progress) -> str:
@@ -151,4 +152,4 @@ def _throughput(progress: Progress) -> str:
     step_time = number(end.get("step_time"))
     step_time = progress.step_time if step_time is None else step_time
     pace = f", {milliseconds(step_time)} a step" if step_time is not None else ""
-    return f"{count(rate)} tokens/s{ranks}{pace}"
+    return f"{count(rate)} {progress.unit}s/s{ranks}{pace}"

@@ -29,12 +29,14 @@ class EventRecorder(Callback):
 
     def on_train_start(self, training: Training) -> None:
         """Tell how much work there is."""
-        train = training.config.train
+        train, unit = training.config.train, unit_of(training.data)
         self._events.write(
             "train_start",
             step=training.state.step,
             total_steps=train.steps,
-            tokens_per_step=train.global_batch * train.seq_len,
+            unit=unit,
+            samples_per_step=train.global_batch,
+            tokens_per_step=train.global_batch * train.seq_len if unit == "token" else None,
             params=training.model.elements,
             resumed_from=training.resumed_from,
             layout=training.model.layout.describe(),
@@ -106,6 +108,11 @@ class EventRecorder(Callback):
         self._events.write("train_end", **summarize(training, self._whole, self._bigram), state_bytes=self._state_bytes)
 
 
+def unit_of(data: Any) -> str:
+    """What one target is: as the data say by their `unit`, else a token where they have a vocabulary, else a target."""
+    return str(getattr(data, "unit", None) or ("token" if getattr(data, "vocab_size", None) else "target"))
+
+
 def scaling(record: StepRecord) -> dict[str, Any]:
     """Loss scale and what it cost so far; nothing for formats that need none."""
     if record.loss_scale is None:
@@ -134,7 +141,7 @@ class TensorBoard(Callback):
             "train/learning_rate": record.lr,
             "train/gradient_norm": record.grad_norm,
             "speed/step_seconds": record.seconds,
-            "speed/tokens_per_second": record.targets / max(record.seconds, 1e-9),
+            f"speed/{unit_of(training.data)}s_per_second": record.targets / max(record.seconds, 1e-9),
             "speed/data_wait_seconds": record.data_wait,
         }
         if not math.isfinite(record.grad_norm):

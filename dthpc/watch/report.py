@@ -150,13 +150,13 @@ class RunReport:
     """Updates to make in all."""
 
     loss: float | None = None
-    """Training loss, in nats a token."""
+    """Training loss, in nats a target."""
 
     eval_step: int | None = None
     """Step of the newest evaluation."""
 
     eval_loss: float | None = None
-    """Held-out loss, in nats a token."""
+    """Held-out loss, in nats a target."""
 
     bits_per_byte: float | None = None
     """Held-out bits per byte."""
@@ -164,8 +164,11 @@ class RunReport:
     bigram_bits_per_byte: float | None = None
     """The same of a bigram model."""
 
+    unit: str = "token"
+    """What one target is: a token, an image, or what the data call it."""
+
     tokens_per_s: float | None = None
-    """Tokens a second over all ranks, in the newest record."""
+    """Targets a second over all ranks, in the newest record."""
 
     step_time: float | None = None
     """Seconds a step, in the newest record."""

@@ -176,7 +176,7 @@ def _judge(note: _Notes, jobs: dict[str, JobRecord] | None, trouble: str | None,
     report.state, report.why, report.conflict = verdict.state, verdict.why, verdict.conflict
     for name in ("step", "total_steps", "loss", "eval_step", "eval_loss", "bits_per_byte", "bigram_bits_per_byte"):
         setattr(report, name, getattr(progress, name))
-    report.tokens_per_s, report.step_time = progress.tokens_per_s, progress.step_time
+    report.unit, report.tokens_per_s, report.step_time = progress.unit, progress.tokens_per_s, progress.step_time
     report.updated, report.summary = progress.last_time, progress.train_end
     if report.state == "running":
         report.eta_s, report.silent_s = progress.eta(now), progress.stalled_for(now)

@@ -110,13 +110,18 @@ def _row(report: RunReport) -> list[str]:
         _step(report),
         _known(report.loss, decimal(report.loss)),
         _known(report.bits_per_byte, decimal(report.bits_per_byte)),
-        count(report.tokens_per_s) if report.tokens_per_s is not None and not report.ended else "",
+        _speed(report) if report.tokens_per_s is not None and not report.ended else "",
         _known(report.eta_s, duration(report.eta_s)),
         str(len(report.attempts)),
         report.job_id or "",
         str(report.checkpoint.step) if report.checkpoint is not None else "",
         _why(report),
     ]
+
+
+def _speed(report: RunReport) -> str:
+    """The number alone for tokens, of which the column's title speaks."""
+    return count(report.tokens_per_s) + ("" if report.unit == "token" else f" {report.unit}s")
 
 
 def _why(report: RunReport) -> str:
@@ -138,7 +143,9 @@ def _facts(report: RunReport, now: float) -> list[tuple[str, str]]:
     rows.append(("loss", f"{decimal(report.loss, 4)} training" if report.loss is not None else ""))
     rows.append(("held-out", _held_out(report)))
     if report.tokens_per_s is not None:
-        rows.append(("throughput", f"{count(report.tokens_per_s)} tokens/s, {milliseconds(report.step_time)} a step"))
+        rows.append(
+            ("throughput", f"{count(report.tokens_per_s)} {report.unit}s/s, {milliseconds(report.step_time)} a step")
+        )
     if report.updated is not None:
         rows.append(("last news", f"{duration(now - report.updated)} ago ({clock(report.updated)})"))
     checkpoint = report.checkpoint

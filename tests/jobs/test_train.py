@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from dthpc.monitor.events import read_events
+from dthpc.monitor.narrate import narrate
+from dthpc.monitor.progress import fold
 from tests.jobs import tasks
 from tests.ranks import pool
 from tests.train import tasks as training
@@ -26,6 +28,8 @@ def test_a_users_model_and_data_plug_in(tmp_path: Path, data: str) -> None:
     assert first.records[-1].loss < 0.7 * first.records[0].loss
     assert all(torch.equal(value, second.parameters[name]) for name, value in first.parameters.items())
     assert "norm.running_mean" in first.parameters
+    (start,) = events_of(tmp_path, "train_start")
+    assert "20 steps of 10 samples" in str(narrate(start, fold([start])))
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,16 @@ def test_the_bar_fits_any_width_and_keeps_the_loss_longest() -> None:
     assert lines[40].startswith("step 120/200  loss 2.410")
 
 
+def test_what_is_no_token_is_not_called_so() -> None:
+    start = {"kind": "train_start", "total_steps": 200, "params": 1000, "unit": "image", "samples_per_step": 64}
+    assert told(start) == "training 1.00k parameters, 200 steps of 64 images"
+    assert told({**start, "unit": "target"}) == "training 1.00k parameters, 200 steps of 64 samples"
+    progress = fold([start, STEP])
+    assert "18.2k images/s" in bar_line(progress, 1.0, 200)
+    assert "18.2k images/s" in tell_step(progress, 1.0)
+    assert "tok" not in bar_line(progress, 1.0, 200) + tell_step(progress, 1.0)
+
+
 def test_the_bar_can_be_ascii() -> None:
     assert bar_line(fold([STEP]), 1.0, 200, unicode=False).isascii()
     assert bar_line(Progress(), 1.0, 200, unicode=False).isascii()

@@ -29,6 +29,15 @@ EVENTS: list[dict[str, Any]] = [
 ]
 
 
+def test_images_are_not_called_tokens_in_the_summary(tmp_path: Path) -> None:
+    events = [{**event, "unit": "image"} if event["kind"] == "train_start" else event for event in EVENTS]
+    run = RunDir(tmp_path / "demo")
+    lines = summary_lines(run, fold(events), None, attempts=1)
+    assert "loss           1.9000 training, 2.0000 held-out (nats an image)" in lines
+    assert "throughput     18.2k images/s over 2 ranks, 412 ms a step" in lines
+    assert not any("token" in line for line in lines)
+
+
 def test_the_summary_tells_all_in_aligned_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     run = RunDir(tmp_path / "runs/demo")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from dthpc.context import RankContext
+from dthpc.data.images import Digits
 from dthpc.models.losses import next_token
 from dthpc.monitor.events import EventLog, read_events
 from dthpc.monitor.tensorboard import ScalarWriter
@@ -70,6 +72,8 @@ def test_the_start_says_how_much_work_there_is(training: Training) -> None:
             "kind": "train_start",
             "step": 4,
             "total_steps": 10,
+            "unit": "token",
+            "samples_per_step": 5,
             "tokens_per_step": 5 * 16,
             "params": 3 * 2 + 2,
             "resumed_from": 2,
@@ -78,6 +82,23 @@ def test_the_start_says_how_much_work_there_is(training: Training) -> None:
             "stored": "float32",
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("data", "unit"),
+    [
+        (Sequences(), "token"),
+        (Digits(), "image"),
+        (SimpleNamespace(train=[], valid=[]), "target"),
+        (SimpleNamespace(vocab_size=9, unit="frame"), "frame"),
+    ],
+)
+def test_targets_are_called_what_the_data_are_made_of(data: Any, unit: str, training: Training) -> None:
+    training.data = data
+    recorder(training).on_train_start(training)
+    (start,) = told(training)
+    assert (start["unit"], start["samples_per_step"]) == (unit, 5)
+    assert start["tokens_per_step"] == (80 if unit == "token" else None)
 
 
 def test_the_start_tells_formats(tmp_path: Path) -> None:

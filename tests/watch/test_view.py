@@ -79,6 +79,12 @@ def test_the_table_shows_what_is_known_and_leaves_out_the_rest(root: Path) -> No
     assert second == ["b", "lost", "0"]
 
 
+def test_the_pace_of_what_is_no_token_says_of_what(root: Path) -> None:
+    shown = report(root, "running", unit="image", tokens_per_s=1200.0, step_time=0.4)
+    assert "1.20k images" in " ".join(overview(shown)[1])
+    assert detail(shown)["throughput"] == "1.20k images/s, 400 ms a step"
+
+
 def test_a_run_that_is_over_has_no_pace(root: Path) -> None:
     header, _ = overview(report(root, "stopped", tokens_per_s=20_000.0))
     assert "TOK/S" not in header
