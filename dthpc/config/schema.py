@@ -188,7 +188,8 @@ class ResilienceConfig:
     """Requeue a run whose ranks died, not only one that was preempted or ran out of time."""
 
     max_attempts_without_progress: int = 3
-    """Consecutive attempts that may end without a new checkpoint before the run stops with the reason."""
+    """Consecutive attempts that may end without a new checkpoint before the run stops with the reason. The same
+    exception after the same step twice stops it at once, unless another node might mend it."""
 
     max_attempts: Optional[int] = None
     """Attempts in all; null: no limit."""

@@ -27,7 +27,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dthpc.resilience.attempts import Attempt, attempts_without_progress
-from dthpc.resilience.outcome import Outcome, signal_name
+from dthpc.resilience.outcome import Outcome, is_echo, signal_name
 
 _LOG_LINE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+(?: DUE TO ([A-Z ]+[A-Z]))?[^*]* \*\*\*")
 _LOG_CAUSES = {
@@ -124,6 +124,8 @@ def decide(
         return Decision(cause, "stop", f"{why}; resilience.restart_on_failure=false forbids a restart")
     if 0 < limits.max_attempts_without_progress <= fruitless:
         return Decision(cause, "stop", f"{_fruitless(fruitless)}; the last one: {why}")
+    if cause == "crash" and not progressed and _is_repeated(outcome, earlier):
+        return Decision(cause, "stop", f"{why}; as in the attempt before, so that one more would end there too")
     if limits.max_attempts is not None and len(earlier) + 1 >= limits.max_attempts:
         return Decision(cause, "stop", f"{why}; resilience.max_attempts={limits.max_attempts} is used up")
     if scheduler is not None and scheduler.requeued:
@@ -261,6 +263,29 @@ def _saved(outcome: Outcome) -> str:
         return "; state saved"
     failure = outcome.failure
     return "; state not saved" if failure is None else f"; state not saved (rank {failure.rank}: {failure.error})"
+
+
+_BY_PLACE = re.compile(
+    r"^[\w.]*(OSError|IOError|FileNotFound|Permission|Timeout|Connection|Memory|Rendezvous|Communication)\w*"
+    r"|errno|cuda|hip|\becc\b|device|memory|no space|quota|stale",
+    re.IGNORECASE,
+)
+"""Errors that a node, its disks or its neighbours may cause: the next attempt may get others."""
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
+
+
+def _is_repeated(outcome: Outcome, earlier: list[Attempt]) -> bool:
+    """Whether the attempt before ended after the same step with the same exception, which no other place would mend."""
+    failure, last = outcome.failure, earlier[-1] if earlier else None
+    if last is None or last.cause != "crash" or outcome.first_death is not None:
+        return False
+    if failure is None or failure.echo or not failure.error:
+        return False
+    before = (last.end or {}).get("first_failure") or {}
+    same = _ADDRESS.sub("", str(before.get("error"))) == _ADDRESS.sub("", failure.error)
+    blameless = not is_echo(failure.error) and _BY_PLACE.search(failure.error) is None
+    return blameless and same and before.get("step") == failure.step
 
 
 def _fruitless(count: int) -> str:

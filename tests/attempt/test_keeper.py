@@ -112,15 +112,22 @@ def test_a_killed_rank_is_blamed_and_not_the_survivor_whose_connection_broke(tmp
 
 
 def test_attempts_without_progress_are_counted_and_end_the_run(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", [["crash", "save"]], max_attempts_without_progress=3)
+    run = make_run(tmp_path / "run", [["kill", "save"]], max_attempts_without_progress=3)
     assert keep(run)[0] == 1
     assert run.attempt_numbers() == [0, 1, 2]
     assert [end_of(run, number)["decision"] for number in range(3)] == ["restart", "restart", "stop"]
     assert "3 attempts in a row" in end_of(run, 2)["reason"]
-    assert "the test's crash" in end_of(run, 2)["reason"]
+    assert "killed by SIGKILL" in end_of(run, 2)["reason"]
     # The same command again is a new wish of the user, and counts anew.
     assert keep(run)[0] == 1
     assert run.attempt_numbers() == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_same_crash_at_the_same_place_is_tried_twice_and_no_more(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", [["crash", "save"]], max_attempts_without_progress=3)
+    assert keep(run)[0] == 1
+    assert [end_of(run, number)["decision"] for number in run.attempt_numbers()] == ["restart", "stop"]
+    assert "the test's crash; as in the attempt before" in end_of(run, 1)["reason"]
 
 
 def test_a_user_error_is_never_restarted(tmp_path: Path) -> None:

@@ -157,6 +157,67 @@ def test_attempts_without_progress_end_the_run_whatever_their_causes(cause: str)
     assert decide(outcome(records), history, False, endless, scheduler).action == "requeue"
 
 
+def after(error: str | None, step: int | None = 12, cause: str = "crash", progressed: bool = False) -> list[Attempt]:
+    """A history whose last attempt ended so."""
+    return [ended(0, True, "preempted"), ended(1, progressed, cause, first_failure={"error": error, "step": step})]
+
+
+HOLE = "ValueError: hole in the data"
+
+
+def test_an_exception_that_comes_again_after_the_same_step_ends_the_run() -> None:
+    for earlier_left_a_checkpoint in (False, True):
+        decision = decide(
+            outcome(crashed()), after(HOLE, progressed=earlier_left_a_checkpoint), False, REQUEUE, RUNNING
+        )
+        assert (decision.cause, decision.action) == ("crash", "stop")
+        assert decision.reason == (
+            f"rank 1 on n1 failed after step 12: {HOLE}; as in the attempt before, so that one more would end there too"
+        )
+
+
+@pytest.mark.parametrize(
+    ("history", "progressed"),
+    [
+        ([], False),
+        (after(HOLE), True),
+        (after(HOLE, step=11), False),
+        (after(HOLE, step=None), False),
+        (after("ValueError: another hole"), False),
+        (after(HOLE, cause="preempted"), False),
+        ([*after(HOLE, progressed=True), ended(2, False, "preempted")], False),
+        ([ended(1, False)], False),
+    ],
+)
+def test_a_crash_that_differs_or_that_follows_progress_is_tried_again(history: list[Attempt], progressed: bool) -> None:
+    assert decide(outcome(crashed()), history, progressed, REQUEUE, RUNNING).action == "requeue"
+
+
+@pytest.mark.parametrize(
+    ("error", "action"),
+    [
+        ("FloatingPointError: the loss is not finite", "stop"),
+        ("KeyError: 'x at 0x7fa0'", "stop"),
+        ("OSError: [Errno 5] Input/output error", "requeue"),
+        ("FileNotFoundError: /scratch/data", "requeue"),
+        ("torch.OutOfMemoryError: CUDA out of memory", "requeue"),
+        ("RuntimeError: CUDA error: an illegal memory access", "requeue"),
+        ("RuntimeError: Connection reset by peer", "requeue"),
+        ("dthpc.comm.rendezvous.RendezvousError: not all came", "requeue"),
+    ],
+)
+def test_what_another_node_might_mend_is_tried_again(error: str, action: str) -> None:
+    records = {0: record(0, "crash", error=error, step=3), 1: record(1, "preempted", step=3)}
+    earlier = after(error.replace("0x7fa0", "0x66"), step=3)
+    assert decide(outcome(records), earlier, False, REQUEUE, RUNNING).action == action
+
+
+def test_a_death_that_comes_again_is_tried_again() -> None:
+    dead = outcome({0: crashed()[0]}, exit_codes={"rank 1": -9, "rank 0": 1})
+    earlier = after("RuntimeError: connection closed by peer", step=None)
+    assert decide(dead, earlier, False, LOCAL, None).action == "restart"
+
+
 def test_the_number_of_attempts_is_limited() -> None:
     limits = Limits("requeue", max_attempts=3)
     history = [ended(number, True) for number in range(2)]
