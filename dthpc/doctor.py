@@ -98,7 +98,7 @@ class _Parser(argparse.ArgumentParser):
         Raises:
             UserError: always.
         """
-        strange = re.fullmatch(r"unrecognized arguments: (\S+).*", message, re.DOTALL)
+        strange = re.fullmatch(r"unrecognized arguments: (?:-- )?(\S+).*", message, re.DOTALL)
         if strange is not None:
             known = [option for action in self._actions for option in action.option_strings]
             instead = nearest(strange[1], known) if strange[1].startswith("-") else f"--topology {strange[1]}"

@@ -84,6 +84,7 @@ def test_a_text_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["--folder", ""], "--folder: the value is empty"),
         (["--visible", "7"], "--visible=7"),
         (["--cores", "2", "--hlepers", "1"], "--hlepers: there is no such option. Instead: did you mean --helpers"),
+        (["--", "topo.txt"], "topo.txt: there is no such option. Instead: --topology topo.txt"),
         (["-j", "4"], "-j: there is no such option"),
     ],
 )

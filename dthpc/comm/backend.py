@@ -111,7 +111,7 @@ def wanted_of(comm: Any) -> Wanted:
     errors: list[UserError] = []
     pairs = _pairs(backend)
     if pairs is None:
-        errors += _check_word("comm.backend", str(backend), BACKENDS)
+        errors += _check_word("comm.backend", _shown(backend), BACKENDS)
         devices = dict.fromkeys(DEVICES, str(backend))
     else:
         for device, word in pairs.items():
@@ -260,6 +260,12 @@ def _spec(devices: Mapping[str, str]) -> str:
     if set(devices.values()) == {"gloo"}:
         return "gloo"
     return ",".join(f"{device}:{_TORCH_NAMES[library]}" for device, library in sorted(devices.items()))
+
+
+def _shown(backend: Any) -> str:
+    """As one writes it."""
+    listed = not isinstance(backend, str) and hasattr(backend, "__iter__")
+    return f"[{','.join(map(str, backend))}]" if listed else "null" if backend is None else str(backend)
 
 
 def _pairs(backend: Any) -> dict[str, str] | None:

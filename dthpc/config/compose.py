@@ -305,6 +305,9 @@ def _unknown_key(causes: list[Exception], argv: list[str]) -> UserError | None:
     detail = next((str(c) for c in causes[1:] if type(c).__name__ == "ValidationError"), None)
     if detail is not None:
         return UserError(_first_line(detail), key=key, value=value, instead="give a value of that type")
+    if key.lstrip("+") == "comm.axes.dp":
+        instead = "comm.axes.replicate (whole replicas) or comm.axes.shard (ZeRO)"
+        return UserError("data parallelism is two axes", key=key, value=value, instead=instead)
     parent, known = _nearest_parent(key, _group_choices(argv))
     wrong = key.removeprefix(f"{parent}." if parent else "").split(".")[0]
     if wrong in known:

@@ -63,7 +63,13 @@ def _unused(config: Any, request: Request) -> Unused:
     yield from _place(config, request)
     if target in (COLLECTIVES, PREFLIGHT):
         name = "collectives" if target == COLLECTIVES else "preflight"
-        others = (*_OF_A_TRAINING, "comm.hierarchical", *(("parallel",) if target == PREFLIGHT else ()))
+        others = (
+            *_OF_A_TRAINING,
+            "comm.hierarchical",
+            "resilience.preflight",
+            "resilience.checks",
+            *(("parallel",) if target == PREFLIGHT else ()),
+        )
         yield others, f"job={name} trains nothing"
         return
     if not config.resilience.preflight:

@@ -342,8 +342,12 @@ def _enough_left(case: _Case, record: PartitionRecord) -> Verdict:
 
 
 def _first_phase(case: _Case) -> Iterator[Verdict]:
-    """Whether examining nodes before training can do anything (`resilience.preflight`)."""
+    """Whether examining nodes, as a job or before training (`resilience.preflight`), can do anything."""
     request = case.request
+    if examines(case.cfg) and request.max_nodes < 2:
+        yield warning(
+            "preflight", "job=preflight compares nodes, and this run has one: only what the doctor finds makes it bad"
+        )
     if not case.cfg.resilience.preflight or examines(case.cfg):
         return
     if request.max_nodes < 2:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from dthpc.attempt.plan import LaunchPlan
-from dthpc.config.identity import default_name, differences
+from dthpc.config.identity import default_name, differences, result_values
 from dthpc.errors import UserError, raise_together
 from dthpc.launch.checks import find_mistakes
 from dthpc.launch.hints import hints
@@ -332,12 +332,24 @@ def _changes(run: RunDir, config: DictConfig) -> list[str]:
 def _refuse_doubles(configs: Sequence[DictConfig]) -> None:
     names = [config.run.name for config in configs]
     for name in sorted({name for name in names if names.count(name) > 1}):
+        one, other, *_ = (config for config in configs if config.run.name == name)
+        key = _first_difference(one, other)
         raise UserError(
-            f"{names.count(name)} runs of this sweep have the same name, or are the same",
+            f"{names.count(name)} runs of this sweep have the same name"
+            + (", and what differs is no part of it" if key else ", and are the same"),
             key="run.name",
             value=name,
-            instead="different values for each; leave run.name out, or let it differ: 'run.name=a-${run.seed}'",
+            instead=f"let it differ, as by 'run.name=NAME-${{{key}}}'" if key else "different values for each",
         )
+
+
+def _first_difference(one: DictConfig, other: DictConfig) -> str | None:
+    """A key that two configurations give different values; None where there is none."""
+    from omegaconf import OmegaConf
+
+    plain: list[Any] = [OmegaConf.to_container(config) for config in (one, other)]
+    before, after = (result_values(each, tuple(each)) for each in plain)
+    return next((key for key in before if before[key] != after.get(key)), None)
 
 
 def _write(item: Prepared, plan: LaunchPlan) -> None:

@@ -139,3 +139,10 @@ def test_auto_takes_mpi_where_its_launcher_started_the_ranks(family: str, tmp_pa
     for one in found:
         assert "started the ranks, and mpi4py has" in one["backend_reason"]
         assert f"mpi: {'Open MPI' if family == 'Open MPI' else 'mpiexec'}" in one["backend_reason"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "shown"), [(None, "comm.backend=null: "), (["gloo", "mpi"], "comm.backend=[gloo,mpi]: ")]
+)
+def test_what_is_no_backend_is_told_as_it_was_written(backend: Any, shown: str) -> None:
+    assert refused(backend, CPU).startswith(shown)

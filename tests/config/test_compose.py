@@ -68,6 +68,10 @@ def test_a_sweep_leaves_no_file_where_it_was_typed(tmp_path: Path, monkeypatch: 
         (["cluster.environment={A: b}"], ["none of these names yet", "'+cluster.environment={A: b}'"]),
         (["comm.axes={foo: gloo}"], ["comm.axes.foo: there is no such key", "pp, replicate, shard, tp"]),
         (["parallel.offload={optimizer: cpu, foldr: x}"], ["parallel.offload.foldr", "did you mean folder"]),
+        (
+            ["comm.axes.dp=gloo"],
+            ["comm.axes.dp=gloo", "comm.axes.replicate (whole replicas) or comm.axes.shard (ZeRO)"],
+        ),
         (["comm.backend=cpu:gloo,cuda:nccl"], ["-m", "'comm.backend=\"cpu:gloo,cuda:nccl\"' for one text"]),
         (["--config-dir", "/nowhere/at/all"], ["/nowhere/at/all"]),
     ],

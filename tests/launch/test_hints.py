@@ -53,6 +53,10 @@ def told(*words: str) -> list[str]:
             ["job=collectives", "train.steps=5", "model=gpt_1b"],
             "model, train.steps=5 have no effect because job=collectives trains nothing",
         ),
+        (
+            ["job=preflight", "resilience.preflight=true"],
+            "resilience.preflight=true has no effect because job=preflight",
+        ),
         (["job=preflight", "parallel.tp=2"], "parallel.tp=2 has no effect because job=preflight trains nothing"),
     ],
 )
@@ -72,7 +76,13 @@ def test_what_was_typed_and_changes_nothing_is_told_with_the_reason(words: list[
         ["precision=fp16", "precision.loss_scale=1024"],  # its own preset says parameters=fp32, and nobody typed that
         ["+cluster.environment={NCCL_DEBUG: INFO}", "cluster.cpus_per_task=2"],
         [*SLURM, "cluster.partition=gpu", "comm.hierarchical=auto", "parallel.bucket_mb=5"],
-        ["+cluster=slurm", "cluster.nodes=1-2", "comm.hierarchical=auto", "parallel.zero=1", "parallel.replicate=nodes"],
+        [
+            "+cluster=slurm",
+            "cluster.nodes=1-2",
+            "comm.hierarchical=auto",
+            "parallel.zero=1",
+            "parallel.replicate=nodes",
+        ],
         ["job=collectives", "parallel.tp=2", "comm.backend=gloo", "job.sizes=8"],
     ],
 )

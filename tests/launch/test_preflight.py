@@ -168,3 +168,13 @@ def test_excluded_nodes_are_known_and_leave_enough(
 ) -> None:
     verdicts = judge(tmp_path, nodes=nodes, exclude=exclude)
     assert told in " ".join(one.note for one in verdicts if (one.check, one.status) == ("hosts", status))
+
+
+def test_a_preflight_of_one_node_is_told_that_it_compares_nothing(tmp_path: Path) -> None:
+    config = make_config(tmp_path / "runs", nodes=1)
+    config.job = {"_target_": "dthpc.jobs.preflight.job.run"}
+    notes = found(judge_launch(config, make_site(), client=client_of(tmp_path / "bin")), "warning")
+    assert notes["preflight"].startswith("job=preflight compares nodes, and this run has one")
+    config.cluster.nodes = "1-2"
+    notes = found(judge_launch(config, make_site(), client=client_of(tmp_path / "bin")), "warning")
+    assert "preflight" not in notes

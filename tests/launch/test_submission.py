@@ -122,6 +122,21 @@ def test_runs_of_a_sweep_with_one_name_are_refused() -> None:
         prepare(compose("-m", "run.name=a", "run.seed=1,2"))
 
 
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [
+        (["run.name=a", "run.seed=1,2"], "'run.name=NAME-${run.seed}'"),
+        (["comm.timeout_s=60,120"], "'run.name=NAME-${comm.timeout_s}'"),
+        (["job=collectives", "cluster.tasks_per_node=2", "job.sizes=8,64"], "'run.name=NAME-${job.sizes}'"),
+        (["run.seed=1,1"], "different values for each"),
+    ],
+)
+def test_runs_of_one_name_are_told_by_what_they_differ(words: list[str], instead: str) -> None:
+    with pytest.raises(UserError) as caught:
+        prepare(compose("-m", *words))
+    assert instead in str(caught.value)
+
+
 def test_a_run_without_a_name_is_named_after_what_it_does() -> None:
     name = prepare_one().run.name
     assert name.startswith("train-gpt_tiny-")

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dthpc.comm.addresses import host_identity
-from dthpc.errors import UserError
 from dthpc.jobs.collectives import plots, report
 from dthpc.jobs.collectives.buffers import DTYPES, Arena
 from dthpc.jobs.collectives.control import Control
@@ -25,7 +24,7 @@ from dthpc.jobs.collectives.measure import measure
 from dthpc.jobs.collectives.pairs import measure_pairs, member_sets
 from dthpc.jobs.collectives.report import Results
 from dthpc.jobs.collectives.room import free_memory, largest_message
-from dthpc.jobs.collectives.settings import Settings, settings_of
+from dthpc.jobs.collectives.settings import Settings, no_room, settings_of
 from dthpc.monitor.units import size
 from dthpc.rundir import read_json, write_json
 
@@ -134,11 +133,7 @@ class _Measurement:
             left = f"messages up to {size(beyond)}: there is memory for {size(self.limit)} (job.memory_share)"
             self.results.notes.append(left)
         if not self.sizes:
-            raise UserError(
-                f"no size fits: there is memory for messages of {size(self.limit)}",
-                key="job.sizes",
-                instead="smaller ones, more memory, or a larger job.memory_share",
-            )
+            raise no_room(self.limit)
         largest = max(*self.sizes, min(self.settings.pair_size, self.limit))
         # At least one element of each rank, whatever the size.
         room = max(largest, DTYPES[self.settings.dtype].itemsize * self.control.size)

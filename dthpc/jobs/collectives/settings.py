@@ -11,7 +11,9 @@ from typing import Any
 
 from dthpc.errors import UserError, nearest, raise_together
 from dthpc.jobs.collectives.groups import check_groups, degrees_alone
+from dthpc.jobs.collectives.room import free_memory, largest_message
 from dthpc.jobs.collectives.terms import OPERATIONS
+from dthpc.monitor.units import size as in_bytes
 from dthpc.parallel.check import AXES
 from dthpc.parallel.check import check as check_degrees
 from dthpc.rundir import read_json
@@ -25,6 +27,8 @@ FORMS = {"both": (False, True), "true": (True,), "false": (False,)}
 PAIRS = ("auto", "nodes", "ranks", "both", "none")
 SCHEMA = 1
 """Version of the form of `collectives.json`; it changes when a field changes its meaning or goes."""
+
+_MOST_CALLS = 10**6
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
@@ -181,6 +185,7 @@ def check(config: Any) -> list[UserError]:
         return []
     job = config.job
     errors = [*_sizes(job), *_words(job), *_numbers(job), *_backends(config), *_reference(job)]
+    errors += [] if errors else _memory(config)
     degrees = check_degrees(degrees_alone(config))
     return [*errors, *degrees] if degrees else [*errors, *check_groups(config)]
 
@@ -198,6 +203,28 @@ def _sizes(job: Any) -> Iterator[UserError]:
             yield from getattr(error, "errors", [error])
 
 
+def no_room(limit: int) -> UserError:
+    """What is told where memory is too small for the smallest message.
+
+    Args:
+        limit: bytes of the largest message that fits.
+    """
+    return UserError(
+        f"no size fits: there is memory for messages of {in_bytes(limit)}",
+        key="job.sizes",
+        instead="smaller ones, more memory, or a larger job.memory_share",
+    )
+
+
+def _memory(config: Any) -> list[UserError]:
+    """Sizes of which a local run has room for none; of other machines only the ranks know."""
+    if config.cluster.kind != "local":
+        return []
+    limit = largest_message(free_memory(), int(config.cluster.tasks_per_node), config.job.memory_share)
+    fits = any(size for span in parse_spans(config.job.sizes) for size in span.upto(limit))
+    return [] if fits else [no_room(limit)]
+
+
 def _words(job: Any) -> Iterator[UserError]:
     lists = {"operations": (*OPERATIONS, "all"), "backends": (*BACKENDS, "auto"), "groups": (*GROUPS, "auto")}
     for name, valid in lists.items():
@@ -206,7 +233,9 @@ def _words(job: Any) -> Iterator[UserError]:
             yield UserError("there is nothing to measure", key=f"job.{name}", value="[]", instead=f"[{valid[-1]}]")
         for word in given:
             if word not in valid:
-                yield UserError("no such choice", key=f"job.{name}", value=word, instead=nearest(str(word), valid))
+                dp = "replicate (whole replicas) or shard (ZeRO)" if (name, word) == ("groups", "dp") else None
+                hint = dp or nearest(str(word), valid)
+                yield UserError("no such choice", key=f"job.{name}", value=word, instead=hint)
     for name, valid in {"dtype": DTYPES, "redop": REDOPS, "in_place": tuple(FORMS), "pairs": PAIRS}.items():
         word = str(job.get(name)).lower()
         if word not in valid:
@@ -221,7 +250,10 @@ def _numbers(job: Any) -> Iterator[UserError]:
         value = job.get(name)
         if value is not None and value < least:
             yield UserError("too small", key=f"job.{name}", value=value, instead=f"give at least {least}")
-    for name, most in {"seconds": math.inf, "link_gbps": math.inf, "memory_share": 0.9, "slow": 1.0}.items():
+        elif value is not None and value > _MOST_CALLS:
+            why = "of every operation and size: that would take for ever"
+            yield UserError(why, key=f"job.{name}", value=value, instead=f"at most {_MOST_CALLS}")
+    for name, most in {"seconds": 3600.0, "link_gbps": math.inf, "memory_share": 0.9, "slow": 1.0}.items():
         value = job.get(name)
         if value is not None and not (0 < value <= most and value < math.inf):
             allowed = "a positive number" if most == math.inf else f"a number above 0, at most {most:g}"

@@ -23,6 +23,7 @@ _SMALLEST = {
     "clock_skew_s": 0,
     "free_gb": 0,
 }
+_MEASUREMENTS = ("compute_s", "memory_s", "network_mb", "files_mb", "files")
 _LARGEST = {"compute_s": 600, "memory_s": 600, "memory_mb": 1 << 16, "network_mb": 1 << 14, "files_mb": 1 << 20}
 _SHARES = ("compute_tolerance", "memory_tolerance", "network_tolerance", "files_tolerance")
 
@@ -56,6 +57,9 @@ def _mistakes(key: str, checks: Any) -> Iterator[UserError]:
         if value is not None and not 0 < value < 1:
             why = "a share by which a node may fall behind lies between 0 and 1"
             yield UserError(why, key=f"{key}.{name}", value=value, instead=f"{key}.{name}=0.2")
+    if not checks.get("doctor") and not any(checks.get(name) for name in _MEASUREMENTS):
+        instead = f"{key}.doctor=true, or one of {', '.join(_MEASUREMENTS)} above 0"
+        yield UserError("nothing is left to look at", key=f"{key}.doctor", value="false", instead=instead)
     factor = checks.get("two_nodes_factor")
     if factor is not None and not factor > 1:
         why = "of two nodes the slower one must be slower by more than this factor"

@@ -43,6 +43,11 @@ def test_the_job_as_it_stands_has_no_mistake_and_a_name_of_its_own() -> None:
         (["job.operations=[]"], ["nothing to measure"]),
         (["job.backends=[glo]"], ["did you mean gloo"]),
         (["job.groups=[wrld]"], ["did you mean world?"]),
+        (["job.groups=[dp]"], ["job.groups=dp", "replicate (whole replicas) or shard (ZeRO)"]),
+        (["job.sizes=512T"], ["job.sizes: no size fits: there is memory for messages of", "job.memory_share"]),
+        (["job.iterations=1000000000"], ["for ever", "at most 1000000"]),
+        (["job.warmup=1000000000"], ["for ever"]),
+        (["job.seconds=1e9"], ["job.seconds", "at most 3600"]),
         (["job.backends=[mpi]"], ["comm.backend=mpi"]),
         (["job.backends=[nccl]"], ["cluster.gpus_per_node"]),
         (["job.backends=[raw_mpi]", "comm.backend=mpi", "job.dtype=bf16"], ["16-bit"]),
@@ -113,6 +118,8 @@ def test_sizes_of_all_spans_come_once_each_and_what_does_not_fit_is_known() -> N
         ["parallel.tp=8", "cluster.tasks_per_node=16", "job.groups=[tp,replicate]"],
         ["parallel.pp=32", "cluster.tasks_per_node=64", "parallel.schedule=interleaved", "job.groups=[pp]"],
         ["model.heads=3", "train.micro_batch=3"],
+        ["job.sizes=8-512T*2"],
+        ["job.sizes=512T", "+cluster=slurm", "cluster.tasks_per_node=2"],  # the nodes' memory is theirs to know
         ["job.groups=[cross,world]", "+cluster=slurm", "cluster.nodes=2-4", "cluster.tasks_per_node=1"],
     ],
 )

@@ -31,6 +31,16 @@ def test_a_value_that_means_nothing_is_told_with_its_key(word: str, told: str) -
     assert found.startswith(told)
 
 
+def test_a_preflight_that_looks_at_nothing_is_refused() -> None:
+    nothing = [f"job.{name}=0" for name in ("compute_s", "memory_s", "network_mb", "files_mb", "files")]
+    (found,) = mistakes("job=preflight", "job.doctor=false", *nothing)
+    assert found.startswith(
+        "job.doctor=false: nothing is left to look at. Instead: job.doctor=true, or one of compute_s"
+    )
+    assert mistakes("job=preflight", *nothing) == []
+    assert mistakes("job=preflight", "job.doctor=false", *nothing[:-1]) == []
+
+
 def test_the_defaults_are_sound_and_the_training_job_has_no_keys_of_a_preflight() -> None:
     assert mistakes("job=preflight") == mistakes("job=train") == []
     with pytest.raises(UserError, match=r"job\.compute_s"):
