@@ -12,8 +12,8 @@ from dthpc.placement.read.pci import named_kind
 from dthpc.placement.topology import Nic, Port
 
 _IFACE = re.compile(
-    rf"(?:\[\d+\])?(?<![\w.])({NAME}(?::\d+)?):(\d+\.\d+\.\d+\.\d+|[0-9a-fA-F]*:[0-9a-fA-F:.]*(?:%[\w.-]+)?"
-    r"|[\w*#?]{1,4}(?:\.[\w*#?]{1,4}){3})<\d+>"
+    rf"(?:\[\d+\])?(?<![\w.])({NAME}(?::\d+)?):(\d+\.\d+\.\d+\.\d+"
+    r"|[0-9a-fA-F]{0,4}:[0-9a-fA-F:.]{0,45}(?:%[\w.-]{1,32})?|[\w*#?]{1,4}(?:\.[\w*#?]{1,4}){3})<\d+>"
 )
 _HCA = re.compile(rf"\[\d+\](?:{{\d+}})?[ ]?({NAME}):(\d+)/(IB|RoCE)\b")
 _HOST = re.compile(r"^(?:\[[^\]]*\][ \t]*)?([A-Za-z][\w.-]*?):(?:\d+:\d+|[ \t])")

@@ -19,8 +19,8 @@ from dthpc.comm.fabric.read_ip import looks_like_ip, read_ip
 from dthpc.comm.fabric.read_log import looks_like_log, read_log
 from dthpc.comm.fabric.read_tables import looks_like_table, read_tables
 from dthpc.errors import UserError
-from dthpc.placement.read.recognise import read_path
-from dthpc.placement.read.text import clean, refuse
+from dthpc.placement.read.recognise import LARGEST, read_path
+from dthpc.placement.read.text import clean, refuse, without_endless_lines
 
 _PROMPT = re.compile(
     r"^[ \t]*(?:\([^)\n]*\)[ \t]*)?\[?(?:[\w.-]+@)?([A-Za-z][\w-]*)[^\n]{0,60}?[$#>%][ \t]+"
@@ -60,7 +60,8 @@ def from_text(text: str, name: str) -> list[NodeNetwork]:
     if entries := _whole_entries(text):
         note = "the text is cut within an entry"
         return [replace(node, complete=False, notes=(*node.notes, note)) for node in read_facts(entries, name)]
-    sections = list(_sections(text, name))
+    shorter = without_endless_lines(clean(text))
+    sections = list(_sections(shorter, name))
     found: dict[str, NodeNetwork] = {}
     for host, part in sections:
         for node in _read(part, host):
@@ -77,6 +78,8 @@ def from_path(path: Path) -> list[NodeNetwork]:
         UserError: it can't be opened, or nothing is recognised.
     """
     try:
+        if path.is_file() and path.stat().st_size > LARGEST and not tarfile.is_tarfile(path):
+            raise refuse(str(path), f"a text of more than {LARGEST >> 20} MiB tells of no network", "", _INSTEAD)
         content = path.read_bytes() if path.is_file() else None
     except OSError as error:
         raise refuse(str(path), f"the file cannot be read ({error.strerror})", "", "give the path of a file") from error
@@ -97,7 +100,7 @@ def _json(text: str) -> object:
         return None
     try:
         return json.loads(stripped)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -109,7 +112,7 @@ def _whole_entries(text: str) -> list[object]:
     while text.startswith("[") and (begin := re.compile(r"[\s,]*(?=\{)").match(text, place)):
         try:
             entry, place = json.JSONDecoder().raw_decode(text, begin.end())
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         found.append(entry)
     return found
@@ -117,7 +120,6 @@ def _whole_entries(text: str) -> list[object]:
 
 def _sections(text: str, name: str) -> Iterator[tuple[str, str]]:
     """The text, or its parts where prompts or headings of several hosts show whose they are."""
-    text = clean(text)
     prompts = list(_PROMPT.finditer(text))
     if len({prompt[1] for prompt in prompts}) < 2:
         prompts = list(_HEADING.finditer(text))

@@ -79,7 +79,7 @@ def _lines_of_json(text: str, where: str) -> str:
     """The lines of the plain form out of `--json`, which nests the same words by card."""
     try:
         content: dict[str, dict[str, str]] = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise refuse(where, f"the JSON is cut or damaged ({error})", text[-80:], INSTEAD) from error
     cards = [(name.removeprefix("card"), known) for name, known in content.items() if re.fullmatch(r"card\d+", name)]
     lines = [f"GPU[{number}] : {name}: {value}" for number, known in cards for name, value in known.items()]

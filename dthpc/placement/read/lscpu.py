@@ -40,7 +40,7 @@ def read_lscpu(text: str, where: str = "lscpu") -> Topology:
 def _from_json(text: str, where: str) -> Topology:
     try:
         content: dict[str, Any] = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise refuse(where, f"the JSON is cut or damaged ({error})", text[-80:], INSTEAD) from error
     if "cpus" in content:
         titles = list(dict.fromkeys(key.upper() for row in content["cpus"] for key in row))

@@ -20,7 +20,7 @@ from dthpc.placement.read import (
     sysfs,
 )
 from dthpc.placement.read.combine import combine
-from dthpc.placement.read.text import clean, refuse
+from dthpc.placement.read.text import clean, refuse, without_endless_lines
 from dthpc.placement.read.tree import open_tree
 from dthpc.placement.read.wrapping import labelled, unwrap
 from dthpc.placement.topology import Topology
@@ -30,7 +30,7 @@ Reader = Callable[[str, str], Topology]
 _XML = {"topology": hwloc.KIND, "system": nccl_xml.KIND, "nvidia_smi_log": nvidia_list.KIND_QUERY}
 _SIGNS = [
     (nvidia_topo.KIND, r"^[^\n=]*\b(?:GPU|NPU|DCU)\d+[ \t|]*(?:\x1b\S*)?[ \t|]*X\b"),
-    (nvidia_topo.KIND, r"^[^\n=:]*\bGPU0\b[^\n]*\bCPU Affinity"),
+    (nvidia_topo.KIND, r"^[^\n=:]{0,200}\bGPU0\b[^\n]*\bCPU Affinity"),
     (amd_smi.KIND, r"^\s*GPU ?\[?\d+\]?\s*:\s*\((?:Topology|XGMI)\)|(?:Weight|Hops|Link Type) between two GPUs"),
     (amd_smi.KIND, r"^\s*GPU\[\d+\]\s*: PCI Bus:"),
     (amd_smi.KIND_AMD, r"^(?:ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:|^GPU: \d+\n\s+BDF:"),
@@ -68,7 +68,7 @@ _READERS: dict[str, Reader] = {
     slurm_node.KIND_GRES: slurm_node.read_gres,
     slurm_node.KIND_SLURMD: slurm_node.read_slurmd,
 }
-_LARGEST = 64 << 20
+LARGEST = 64 << 20
 """Bytes; the largest nodes take a few megabytes of XML."""
 
 _INSTEAD = (
@@ -97,10 +97,12 @@ def read_text(text: str, where: str) -> Topology:
     Raises:
         UserError: nothing is recognised, or what is recognised cannot be read without guessing.
     """
-    text = unwrap(text)
+    whole = text = unwrap(text)
+    if not text.lstrip().startswith(("<", "{")):
+        text = without_endless_lines(text)
     kinds = kinds_of(text)
     if not kinds:
-        raise refuse(where, _why_unknown(text), "\n".join(text.strip().split("\n")[:2]), _INSTEAD)
+        raise refuse(where, _why_unknown(text if text.strip() else whole[:80]), "\n".join(text.strip().split("\n")[:2]), _INSTEAD)
     return combine([_READERS[kind](text, where) for kind in kinds])
 
 
@@ -115,11 +117,11 @@ def read_path(path: str | Path) -> Topology:
         return sysfs.read_sysfs(open_tree(path))
     try:
         with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
+            content = file.read(LARGEST + 1)
     except OSError as error:
         raise refuse(str(path), f"the file cannot be read ({error.strerror})", "", "give the path of a file") from error
-    if len(content) > _LARGEST:
-        raise refuse(str(path), f"a text of more than {_LARGEST >> 20} MiB tells of no node", "", _INSTEAD)
+    if len(content) > LARGEST:
+        raise refuse(str(path), f"a text of more than {LARGEST >> 20} MiB tells of no node", "", _INSTEAD)
     if b"\0" in content[:4096] and not content.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise refuse(str(path), "the file is neither a text nor an archive of /sys", "", _INSTEAD)
     # Windows' shells write redirected output so.

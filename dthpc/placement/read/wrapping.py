@@ -80,7 +80,7 @@ def _document(text: str) -> str | None:
         rest = bare[start.start() :].lstrip()
         try:
             _, end = json.JSONDecoder().raw_decode(rest)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return rest[:end]
     document = _XML.search(bare)

@@ -167,6 +167,11 @@ def test_what_tells_of_no_network_is_refused(tmp_path: Path) -> None:
         from_text("once upon a time", "file.txt")
     with pytest.raises(UserError):
         from_path(tmp_path / "absent")
+    with (tmp_path / "log").open("wb") as file:
+        file.write(b"a")
+        file.truncate(65 << 20)
+    with pytest.raises(UserError, match="more than 64 MiB tells of no network"):
+        from_path(tmp_path / "log")
 
 
 def test_an_address_that_is_blotted_out_is_an_address_all_the_same() -> None:
@@ -239,3 +244,11 @@ def test_a_text_of_windows_shells_is_read_and_a_binary_file_refused_in_words_of_
     (tmp_path / "binary").write_bytes(bytes(64))
     with pytest.raises(UserError, match=r"neither a text .* give the output of ip addr"):
         from_path(tmp_path / "binary")
+
+
+def test_data_that_no_tool_prints_is_passed_over() -> None:
+    for junk in ("\n" * 100_000, " " * 100_000 + "\n", "ab:" * 100_000 + "\n", "\t" * 100_000 + "\n"):
+        assert list(one(junk + TEXT + junk).interfaces) == ["lo", "eth0", "tun0"]
+    for nonsense in ("[" * 100_000, '[{"a":' * 50_000, "GPU0 X " * 100_000, "eth0:" * 100_000):
+        with pytest.raises(UserError, match="tells of no network"):
+            from_text(nonsense, "n")

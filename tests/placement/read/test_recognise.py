@@ -77,3 +77,11 @@ def test_files_of_other_encodings_and_no_texts(tmp_path: Path) -> None:
 def test_an_endless_file_is_refused_before_it_fills_the_memory() -> None:
     with pytest.raises(UserError, match="more than 64 MiB tells of no node"):
         read_path("/dev/zero")
+
+
+def test_gaps_and_endless_lines_do_not_matter() -> None:
+    for junk in ("\n" * 100_000, " " * 100_000 + "\n", "x" * 100_000 + "\n", " \f\n" * 50_000):
+        assert len(read_text(junk + TOPO + junk, "n").gpus or ()) == 2
+    for nonsense in ("{" * 100_000, '{"a":' * 50_000 + "\n", "GPU0 X " * 100_000):
+        with pytest.raises(UserError, match="no output that is known"):
+            read_text(nonsense, "n")
