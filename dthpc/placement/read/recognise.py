@@ -102,7 +102,8 @@ def read_text(text: str, where: str) -> Topology:
         text = without_endless_lines(text)
     kinds = kinds_of(text)
     if not kinds:
-        raise refuse(where, _why_unknown(text if text.strip() else whole[:80]), "\n".join(text.strip().split("\n")[:2]), _INSTEAD)
+        text = text if text.strip() else whole[:80]
+        raise refuse(where, _why_unknown(text), "\n".join(text.strip().split("\n")[:2]), _INSTEAD)
     return combine([_READERS[kind](text, where) for kind in kinds])
 
 
