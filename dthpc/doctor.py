@@ -23,7 +23,7 @@ from dthpc.placement.diagnose_node import diagnose_node
 from dthpc.placement.draw import draw
 from dthpc.placement.plan.here import visible_words
 from dthpc.placement.plan.nodes import Plan, decide_nodes
-from dthpc.placement.plan.units import units_of
+from dthpc.placement.plan.units import compute_gpus, units_of
 from dthpc.placement.plan.unmet import unmet
 from dthpc.placement.plan.wish import MOST_RANKS, RESERVE, SMT, TALK, Wish
 from dthpc.placement.problem import Problem
@@ -256,7 +256,7 @@ def _read(path: Path) -> Topology:
 
 
 def _wish(arguments: argparse.Namespace, topology: Topology, live: bool) -> Wish:
-    visible = visible_words(os.environ) if live else None
+    visible = visible_words(os.environ) if live and compute_gpus(topology) else None
     if arguments.visible is not None:
         visible = [word.strip() for word in arguments.visible.split(",") if word.strip()]
     words = arguments.reserve in RESERVE

@@ -25,6 +25,7 @@ def diagnose(topology: Topology, plan: NodePlan | None = None) -> list[Problem]:
         *_rates(topology),
         *_far_gpus(topology, plan),
         *_memory(topology),
+        *_distances(topology),
         *_gpu_links(topology),
         *_gpu_count(topology),
         *_gpu_locality(topology),
@@ -98,6 +99,19 @@ def _memory(topology: Topology) -> Iterator[Problem]:
             "ranks on the smaller ones run out of near memory first",
             "check for failed memory modules (`dmidecode -t memory`, `ras-mc-ctl --errors`)",
         )
+
+
+def _distances(topology: Topology) -> Iterator[Problem]:
+    told = {node.index: node.distances or {} for node in topology.numa or ()}
+    for a, row in told.items():
+        uneven = {b: far for b, far in row.items() if a < b and told.get(b, {}).get(a, far) != far}
+        for b, far in list(uneven.items())[:1]:
+            yield Problem(
+                "note",
+                f"memory node {b} is {far} from node {a}, and {told[b][a]} the other way",
+                "the firmware's table of distances is not symmetric, and the nearest memory is chosen by it",
+                "compare with `cat /sys/devices/system/node/node*/distance`; if it is so there, ask for new firmware",
+            )
 
 
 def _gpu_links(topology: Topology) -> Iterator[Problem]:

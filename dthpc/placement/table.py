@@ -42,8 +42,10 @@ def placement_text(plan: Plan) -> str:
 
 
 def cells(plan: Plan) -> list[list[str]]:
-    """Cells of the first `ROWS` ranks."""
-    return [_cells(rank, node, place) for rank, node, place in islice(plan.rows(), ROWS)]
+    """Cells of the first `ROWS` ranks; which rank has which place is left open where the GPUs tell that."""
+    by_gpu = {name for name, node in plan.nodes if node.by_gpu}
+    rows = islice(plan.rows(), ROWS)
+    return [_cells("" if node in by_gpu else str(rank), node, place) for rank, node, place in rows]
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -53,7 +55,8 @@ def remarks(plan: Plan) -> list[str]:
     for kind in plan.kinds:
         names = [name for name, node in plan.nodes if node is kind]
         where = f"{names[0]}: " if len(names) < len(plan.nodes) else ""
-        lines += [f"{where}{note}" for note in (*kind.notes, *_left(kind))]
+        told = ["each rank has the place of the GPUs that it is shown"] if kind.by_gpu else []
+        lines += [f"{where}{note}" for note in (*told, *kind.notes, *_left(kind))]
     return lines
 
 
@@ -63,10 +66,10 @@ def rows_as_dicts(plan: Plan) -> Iterable[dict[str, Any]]:
         yield {"rank": rank, "node": node, **place.to_json()}
 
 
-def _cells(rank: int, node: str, place: RankPlace) -> list[str]:
+def _cells(rank: str, node: str, place: RankPlace) -> list[str]:
     compute = place.cpus if place.compute is None else place.compute
     return [
-        str(rank),
+        rank,
         node,
         ",".join(unit.name for unit in place.units),
         "" if compute is None else format_cpus(compute),

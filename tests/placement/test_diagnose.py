@@ -81,3 +81,12 @@ def test_every_problem_comes_with_its_fix() -> None:
         assert problem.why
         assert problem.fix
         assert problem.to_json()["fix"] == problem.fix
+
+
+def test_distances_that_differ_by_direction_are_told_once() -> None:
+    topology = nodes.node(2, 2)
+    for there, back in ((21, 12), (12, 12)):
+        rows = ({0: 10, 1: there}, {0: back, 1: 10})
+        numa = [replace(each, distances=row) for each, row in zip(topology.numa or (), rows, strict=True)]
+        told = [f"note: memory node 1 is {there} from node 0, and {back} the other way"] if there != back else []
+        assert whats(replace(topology, numa=tuple(numa))) == told

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
+from dthpc.placement.decide import decide
 from dthpc.placement.draw import draw
-from dthpc.placement.plan.nodes import decide_nodes
+from dthpc.placement.plan.nodes import Plan, decide_nodes
 from dthpc.placement.plan.wish import Wish
 from dthpc.placement.table import ROWS, placement_text, print_placement, rows_as_dicts
 from tests.placement import nodes
@@ -52,3 +54,10 @@ def test_the_drawing_shows_what_is_near_to_what() -> None:
     assert [line.split()[0] for line in lines[node + 1 :]] == ["L3", "L3", "GPU0", "GPU1", "hsn0", "NODE:", "SYS:"]
     assert "all GPUs reach each other by NV12" in draw(nodes.dgx_a100())
     assert "memory of GPU0" in draw(nodes.gh200())
+
+
+def test_places_that_the_gpus_tell_have_no_rank() -> None:
+    plan = replace(decide(nodes.polaris(), Wish(4)), by_gpu=True)
+    head, *lines = placement_text(Plan((("n1", plan),))).splitlines()
+    assert head.split()[:3] == ["node", "GPU", "cores"]
+    assert "each rank has the place of the GPUs that it is shown" in lines

@@ -38,7 +38,8 @@ def plan_here(
     own = os.sched_getaffinity(0)
     topology = topology if whole else replace(topology, allowed=step_cpus(env, own))
     visible = visible_words(env)
-    if visible is None or wish.gpus == 0:
+    # Where there is no GPU, what somebody's profile exports restricts nothing.
+    if visible is None or wish.gpus == 0 or not compute_gpus(topology):
         return decide(topology, wish), local_rank
     shown = units_of(topology, wish.ranks, visible)
     if wish.ranks > 1 and wish.gpus and len(shown) * wish.ranks == wish.gpus:

@@ -123,3 +123,13 @@ def test_the_first_variable_that_restricts_counts() -> None:
     assert visible_words({}) is None
     assert visible_words({"CUDA_VISIBLE_DEVICES": ""}) is None
     assert visible_words({"CUDA_VISIBLE_DEVICES": "2,3", "ROCR_VISIBLE_DEVICES": "0"}) == ["2", "3"]
+
+
+@pytest.mark.parametrize("exported", ["0,1", "GPU-1234"])
+def test_a_machine_without_gpus_has_none_to_restrict(exported: str) -> None:
+    bare = nodes.node(max(HERE) + 1, 1, threads=1)
+    plan, mine = plan_here(bare, Wish(2), 1, {"CUDA_VISIBLE_DEVICES": exported})
+    assert mine == 1
+    assert [place.units for place in plan.places] == [(), ()]
+    with pytest.raises(UserError, match="0 GPUs are visible here"):
+        plan_here(bare, Wish(2, 2), 1, {"CUDA_VISIBLE_DEVICES": exported})
