@@ -20,6 +20,8 @@ CONFIG_NAME = "config"
 
 _OPTIONS_WITH_VALUE = {"--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"}
 _OPTIONS_WITH_VALUE |= {"--config-dir", "-cd", "--experimental-rerun"}
+_OPTIONS = _OPTIONS_WITH_VALUE | {"--help", "-h", "--hydra-help", "--version", "--resolve", "--run", "-r", "--multirun"}
+_OPTIONS |= {"-m", "--shell-completion", "-sc", "--info", "-i", "--"}
 
 
 class Choices(dict[str, str]):
@@ -74,6 +76,7 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
     Raises:
         UserError: an unknown key, group, option, or a value of the wrong type, with the nearest valid ones.
     """
+    _refuse_strange_options(argv)
     argv = _options_first(argv)
     register_schema()
     with _command_line(program, argv), _hydra_raises():
@@ -88,6 +91,24 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
             return [], False
         except Exception as error:
             raise _worded(error, argv) from error
+
+
+def _refuse_strange_options(argv: list[str]) -> None:
+    """Refuse words with dashes that Hydra's parser does not have; it would answer with its whole usage."""
+    words = iter(argv)
+    for word in words:
+        option, sign, value = word.partition("=")
+        if not word.startswith("-") or any(known.startswith(option) for known in _OPTIONS if option.startswith("--")):
+            continue
+        if option in _OPTIONS:
+            if option in _OPTIONS_WITH_VALUE and not sign:
+                next(words, None)
+            continue
+        key = option.lstrip("-").replace("-", "_")
+        entries = {entry.stem for entry in config_folder().iterdir()} | {"cluster", "run", "follow", "dry_run", "json"}
+        meant = key.partition(".")[0] in entries
+        instead = f"{key}={value or 'true'}, without dashes" if meant else nearest(option, _OPTIONS)
+        raise UserError("there is no such option", key=option, value=value or None, instead=instead)
 
 
 def _options_first(argv: list[str]) -> list[str]:
@@ -237,6 +258,11 @@ def _wrong_override(causes: list[Exception], argv: list[str]) -> UserError | Non
     if parse is not None:
         word = str(getattr(parse, "override", ""))
         key, sign, value = word.partition("=")
+        if sign and ":" in key:
+            instead = f"{key.replace(':', '.')}={value}"
+            return UserError("keys are joined by dots", key=key, value=value, instead=instead)
+        if value.startswith("="):
+            return UserError("one sign is enough", key=key, value=value, instead=f"{key}={value.lstrip('=')}")
         if sign and value:
             why, instead = "this value can't be read as it stands", f"quote it: '{key}=\"{value}\"'"
             return UserError(why, key=key, value=value, instead=instead)
@@ -251,12 +277,10 @@ def _wrong_override(causes: list[Exception], argv: list[str]) -> UserError | Non
     ambiguous = re.search(r"Ambiguous value for argument '([^']+)'", outer)
     if ambiguous is not None:
         key, _, value = ambiguous.group(1).partition("=")
-        return UserError(
-            "several values, but only one run was asked",
-            key=key,
-            value=value,
-            instead=f"add -m for one run each, write '{key}=[{value}]' for a list, or '{key}=\"{value}\"' for one text",
-        )
+        one = f"write '{key}=[{value}]' for a list, or '{key}=\"{value}\"' for one text"
+        one = "choose one of them" if (config_folder() / key).is_dir() else one
+        instead = f"add -m for one run each, or {one}"
+        return UserError("several values, but only one run was asked", key=key, value=value, instead=instead)
     merging = re.search(r"Error merging override ([^=]+)=(.*)", outer)
     wrong_type = next((str(c) for c in causes if type(c).__name__ == "ValidationError"), None)
     if merging is not None and wrong_type is not None:
@@ -315,6 +339,9 @@ def _unknown_key(causes: list[Exception], argv: list[str]) -> UserError | None:
             return strange
         instead = f"write '+{key}={value}', with a plus sign: {key} takes names of your own"
         return UserError("it has none of these names yet", key=key, value=value, instead=instead)
+    if "/" in key:
+        instead = f"{key.replace('/', '.')}={value}"
+        return UserError("keys are joined by dots", key=key, value=value, instead=instead)
     if not known:
         instead = f"write +{key}={value if value is not None else '…'}, with a plus sign: {parent} takes any key"
         return UserError("there is no such key yet", key=key, value=value, instead=instead)

@@ -81,6 +81,8 @@ def _unused(config: Any, request: Request) -> Unused:
 def _place(config: Any, request: Request) -> Unused:
     kind = config.cluster.kind
     if kind == "local":
+        if config.comm.backend == "gloo":
+            yield ("comm.tune",), "comm.backend=gloo starts ranks without MPI, and leaves Gloo alone to measure"
         yield (*_OF_SBATCH, *_OF_SLURM), "ranks run on this machine, without Slurm (+cluster=slurm submits a job)"
     elif kind == "allocation":
         yield _OF_SBATCH, "ranks run in the allocation at hand (cluster.kind=allocation), and nothing is submitted"

@@ -37,6 +37,7 @@ def told(*words: str) -> list[str]:
         (["comm.hierarchical=auto"], "all 2 ranks are on one node"),
         ([*SLURM, "comm.hierarchical=true", "parallel.zero=1"], "parallel.zero=1 makes one replica of all ranks"),
         (["cluster.tasks_per_node=1", "comm.tune=true"], "comm.tune=true has no effect because there is one rank"),
+        (["comm.tune=true", "comm.backend=gloo"], "comm.tune=true has no effect because comm.backend=gloo"),
         (["comm.mpi_plugin=pmix"], "comm.mpi_plugin=pmix has no effect because ranks run on this machine"),
         (["cluster.partition=gpu"], "cluster.partition=gpu has no effect because ranks run on this machine"),
         (["+cluster.sbatch.switches=1"], "cluster.sbatch.switches=1 has no effect because ranks run on this machine"),
