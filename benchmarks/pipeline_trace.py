@@ -71,8 +71,7 @@ class Clock:
         """In place of `dthpc.parallel.pipeline.runtime.execute`: the same walk."""
         now = time.perf_counter
         compute = {Kind.F: worker.forward, Kind.B: worker.backward, Kind.I: worker.input_backward}
-        links.begin(actions, worker.sizes)
-        for action in actions:
+        for action, need, give in links.begin(actions, worker.sizes):
             kind, stage, micro_batch = action
             began = received = now()
             if kind is Kind.W:
@@ -80,11 +79,11 @@ class Clock:
                 worker.weight_backward(stage, micro_batch)
                 computed = sent = now()
             else:
-                taken = links.receive(action)
+                taken = links.receive(need)
                 received = now()
                 made = compute[kind](stage, micro_batch, taken)
                 computed = now()
-                links.send(action, made)
+                links.send(give, made)
                 sent = now()
             self.passes.append(Pass(action, began, received, self.due, self.woke, computed, sent))
         links.finish()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast, overload
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from dthpc.errors import UserError
 from dthpc.parallel.pipeline.schedule import Action, Kind, Schedule
 from dthpc.parallel.pipeline.verify import made_by, needs
-from dthpc.parallel.pipeline.wires import SHORT, Wires, connect
+from dthpc.parallel.pipeline.wires import SHORT, Place, Wires, connect
 
 AHEAD = 2
 """Receives that are posted before they are needed, at least: a message travels while the rank computes, and a posted
@@ -81,14 +82,15 @@ class Form(NamedTuple):
         return Shape(size, self.dtype, rows > 0 and size.numel() * self.dtype.itemsize <= short)
 
 
-class Message(NamedTuple):
-    """What travels between two stages."""
+@dataclass(slots=True, eq=False)
+class Message:
+    """What travels between two stages; an object for each end of each message of a step, as steps are alike."""
 
     made: Action
     """What makes it, which is its name."""
 
     peer: int
-    """The rank at the other end; this one, where it does not travel."""
+    """The rank at the other end."""
 
     group: dist.ProcessGroup | None
     """Where it travels."""
@@ -99,10 +101,20 @@ class Message(NamedTuple):
     near: bool
     """Whether a wire goes to the peer."""
 
+    here: bool
+    """Whether the peer is this rank, so that it does not travel."""
 
-class Route(NamedTuple):
-    """What an action takes and gives; None at the ends of the pipeline."""
+    shape: Shape | None = None
+    """How it looks, once that is known."""
 
+    place: Place | None = None
+    """Where it lies when it goes over a wire, once that is known."""
+
+
+class Pass(NamedTuple):
+    """An action, and what it takes and gives: None at the ends of the pipeline, and where a micro-batch is left out."""
+
+    action: Action
     need: Message | None
     made: Message | None
 
@@ -128,12 +140,12 @@ class Links:
         self._schedule, self._group, self._device, self._short = schedule, group, device, short
         self._rank = dist.get_rank(group) if group is not None else 0
         self._wires = _wires(schedule, group if short else None, self._rank, device)
-        self._channels = _Channels(schedule, group, self._wires)
+        self._channels = _Channels(schedule, group, self._wires, self._rank)
         self._forms: dict[Boundary, Form] = {}
-        self._shapes: dict[Action, Shape] = {}
         self._sizes: Sequence[Size] = ()
         self._actions: Sequence[Action] = ()
-        self._routes: dict[Action, Route] = {}
+        self._routes: list[Pass] = []
+        self._passes: list[Pass] = []
         self._coming: deque[Message] = deque()
         self._posted: dict[Action, tuple[Any, Tensor]] = {}
         self._sent: dict[Action, list[tuple[Any, Tensor]]] = {}
@@ -147,73 +159,82 @@ class Links:
         """Messages that were sent, of which it is not known yet that they have been taken; their memory is held."""
         return sum(map(len, self._sent.values()))
 
-    def begin(self, actions: Sequence[Action], sizes: Sequence[Size]) -> None:
-        """Learn what this rank will do, and with micro-batches of which sizes."""
-        if actions != self._actions:
-            self._actions, self._routes = actions, {action: self._route(action) for action in actions}
-        if sizes != self._sizes:
-            self._sizes = sizes
-            self._shapes.clear()
-        self._receipts = self._known if len(sizes) == self._schedule.micro_batches else {}
-        self._coming = deque(
-            need
-            for need, _ in map(self._routes.__getitem__, actions)
-            if need is not None and need.peer != self._rank and sizes[need.made.micro_batch].runs
-        )
+    def begin(self, actions: Sequence[Action], sizes: Sequence[Size]) -> Sequence[Pass]:
+        """Learn what this rank will do, and with micro-batches of which sizes.
 
-    def receive(self, action: Action) -> Tensor | None:
+        Returns:
+            For each action what `receive` and `send` want to know; made when actions or sizes change.
+        """
+        others = actions != self._actions
+        if others:
+            self._actions, self._routes = actions, [self._route(action) for action in actions]
+        if others or sizes != self._sizes:
+            self._sizes = sizes
+            self._passes = [self._pass(route) for route in self._routes]
+        self._receipts = self._known if len(sizes) == self._schedule.micro_batches else {}
+        self._coming = deque(need for _, need, _ in self._passes if need is not None and not need.here)
+        return self._passes
+
+    def receive(self, need: Message | None) -> Tensor | None:
         """What an action takes from the stage before it or after it.
 
         Returns:
             A tensor that nobody else holds; None where the action takes nothing, or the micro-batch is left out.
         """
-        need = self._routes[action].need
-        if need is None or not self._sizes[need.made.micro_batch].runs:
+        if need is None:
             return None
-        made = need.made
-        if need.peer == self._rank:
-            return self._here.pop(made)
-        shape = self._shapes.get(made)
-        if need.near and (shape or self._shape_of(need)).short:
-            shape = self._shapes[made]
-            buffer = self._wires.receive(need.peer, need.tag, shape.size, shape.dtype)
+        if need.place is not None:
+            buffer = self._wires.receive(need.peer, need.tag, need.place)
+        elif need.here:
+            return self._here.pop(need.made)
         else:
-            if self._coming and (len(self._posted) <= AHEAD or made not in self._posted):
-                self._post_ahead(made)
-            work, buffer = self._posted.pop(made)
-            if work is not None:
-                work.wait()
+            buffer = self._receive(need)
         if self._sent:
-            self._arrived.append(made)
+            self._arrived.append(need.made)
         return buffer
 
-    def send(self, action: Action, tensor: Tensor | None) -> None:
+    def send(self, made: Message | None, tensor: Tensor | None) -> None:
         """Give what an action made to the stage after it or before it; it must not be changed any more.
 
         Raises:
             UserError: it is nothing that can travel.
         """
-        message = self._routes[action].made
-        if message is not None and self._sizes[message.made.micro_batch].runs:
+        if made is not None:
             assert tensor is not None
-            if message.peer == self._rank:
-                self._here[message.made] = tensor
+            place = made.place
+            if place is not None and tensor.shape == place.size and tensor.dtype is place.dtype:
+                self._wires.send(made.peer, made.tag, tensor, place)
+            elif made.here:
+                self._here[made.made] = tensor
             else:
-                self._send(message, tensor)
+                self._send(made, tensor)
         # The neighbour waits for the message, nobody for this.
         if self._arrived:
             self._settle()
 
+    def _receive(self, need: Message) -> Tensor:
+        """As `receive`, of a message that goes through the process group or whose form is not known yet."""
+        made = need.made
+        if need.shape is None:
+            self._shape_of(need)
+        if need.place is not None:
+            return self._wires.receive(need.peer, need.tag, need.place)
+        if self._coming and (len(self._posted) <= AHEAD or made not in self._posted):
+            self._post_ahead(made)
+        work, buffer = self._posted.pop(made)
+        if work is not None:
+            work.wait()
+        return buffer
+
     def _send(self, message: Message, tensor: Tensor) -> None:
-        made = message.made
-        shape = self._shapes.get(made)
+        shape = message.shape
         if shape is None or tensor.shape != shape.size or tensor.dtype is not shape.dtype:
-            shape = self._look_at(message, tensor)
-        if message.near and shape.short:
-            self._wires.send(message.peer, message.tag, tensor)
-        elif self._sizes[made.micro_batch].rows:
+            self._look_at(message, tensor)
+        if message.place is not None:
+            self._wires.send(message.peer, message.tag, tensor, message.place)
+        elif self._sizes[message.made.micro_batch].rows:
             tensor = tensor.contiguous()
-            self._sent.setdefault(made, []).append((_isend(message, tensor), tensor))
+            self._sent.setdefault(message.made, []).append((_isend(message, tensor), tensor))
 
     def finish(self) -> None:
         """Wait until everything sent has been taken, or needs no memory of this rank's any more."""
@@ -247,11 +268,11 @@ class Links:
                 break
             message = self._coming[0]
             made = message.made
-            shape = self._shapes.get(made) or self._shape_of(message, must=needed)
+            shape = message.shape or self._shape_of(message, must=needed)
             if shape is None:
                 break
             self._coming.popleft()
-            if message.near and shape.short:
+            if message.place is not None:
                 continue
             buffer = torch.empty(shape.size, dtype=shape.dtype, device=self._device)
             self._posted[made] = _irecv(message, buffer) if self._sizes[made.micro_batch].rows else None, buffer
@@ -271,10 +292,9 @@ class Links:
             if not must:
                 return None
             form = self._learn_form(need)
-        shape = self._shapes[need.made] = form.shape(size.rows, self._short)
-        return shape
+        return self._note(need, form)
 
-    def _look_at(self, message: Message, tensor: Tensor) -> Shape:
+    def _look_at(self, message: Message, tensor: Tensor) -> None:
         """Check a message's form, and tell it where the receiver does not know it."""
         made = message.made
         size = self._sizes[made.micro_batch]
@@ -292,7 +312,13 @@ class Links:
             told = torch.tensor([DTYPES.index(tensor.dtype), tensor.dim(), *dims], device=self._device)
             self._sent.setdefault(made, []).append((_isend(message, told, about=True), told))
             self._forms[_boundary(made, size)] = form
-        shape = self._shapes[made] = form.shape(size.rows, self._short)
+        self._note(message, form)
+
+    def _note(self, message: Message, form: Form) -> Shape:
+        """Keep how a message looks, for steps of the same sizes."""
+        shape = message.shape = form.shape(self._sizes[message.made.micro_batch].rows, self._short)
+        if message.near and shape.short:
+            message.place = self._wires.place(shape.size, shape.dtype)
         return shape
 
     def _learn_form(self, need: Message) -> Form:
@@ -304,13 +330,21 @@ class Links:
         self._forms[_boundary(need.made, size)] = form
         return form
 
-    def _route(self, action: Action) -> Route:
+    def _route(self, action: Action) -> Pass:
         need, made = needs(self._schedule, action), made_by(action)
         taker = None if made is None else _taker(self._schedule, made)
-        return Route(
+        return Pass(
+            action,
             None if need is None else self._channels.message(need, self._schedule.rank_of(need.stage)),
             None if made is None or taker is None else self._channels.message(made, taker),
         )
+
+    def _pass(self, route: Pass) -> Pass:
+        """An action on micro-batches of these sizes."""
+        for message in (route.need, route.made):
+            if message is not None:
+                message.shape = message.place = None
+        return route if self._sizes[route.action.micro_batch].runs else Pass(route.action, None, None)
 
 
 def _isend(message: Message, tensor: Tensor, about: bool = False) -> Any:
@@ -329,8 +363,9 @@ class _Channels:
     that was posted ahead never stands before a send that its neighbour waits for.
     """
 
-    def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None, wires: Wires) -> None:
-        self._ranks, self._stages, self._group, self._wires = schedule.ranks, schedule.stages, group, wires
+    def __init__(self, schedule: Schedule, group: dist.ProcessGroup | None, wires: Wires, rank: int) -> None:
+        self._ranks, self._stages, self._group = schedule.ranks, schedule.stages, group
+        self._wires, self._rank = wires, rank
         self._own: dict[tuple[Kind, int, bool], dist.ProcessGroup] = {}
         if group is not None and dist.get_backend(group) == "nccl":
             members = dist.get_process_group_ranks(group)
@@ -343,7 +378,7 @@ class _Channels:
     def message(self, made: Action, peer: int) -> Message:
         """What an action makes, on its way to or from another rank."""
         group = self._own.get(self._name(made), self._group) if self._own else self._group
-        return Message(made, peer, group, self._tag(made), peer in self._wires)
+        return Message(made, peer, group, self._tag(made), near=peer in self._wires, here=peer == self._rank)
 
     def _name(self, made: Action) -> tuple[Kind, int, bool]:
         # From the last rank to the first, between chunks, is another direction: of two ranks it is the way back.

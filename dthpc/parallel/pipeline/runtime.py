@@ -46,14 +46,13 @@ def execute(actions: Sequence[Action], worker: Worker, links: Links) -> None:
             process group waits.
     """
     compute = {Kind.F: worker.forward, Kind.B: worker.backward, Kind.I: worker.input_backward}
-    links.begin(actions, worker.sizes)
+    passes = links.begin(actions, worker.sizes)
     try:
-        for action in actions:
-            kind, stage, micro_batch = action
+        for (kind, stage, micro_batch), need, made in passes:
             if kind is Kind.W:
                 worker.weight_backward(stage, micro_batch)
-                continue
-            links.send(action, compute[kind](stage, micro_batch, links.receive(action)))
+            else:
+                links.send(made, compute[kind](stage, micro_batch, links.receive(need)))
         links.finish()
     except BaseException:
         links.abandon()

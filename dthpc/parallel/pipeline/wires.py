@@ -18,7 +18,7 @@ import weakref
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,38 @@ SHORT = 1 << 16
 _HEAD = 64
 """Bytes before a message's tensor, the first eight of which are its tag; as many as keep the tensor aligned."""
 
+_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+"""The kernel takes a message now or not at all, and tells by an error that the other end is gone."""
+
 _PATIENCE_S = 20.0
 """How long ranks of one host wait for each other in the handshake, which takes milliseconds."""
 
 
+class Place(NamedTuple):
+    """Where tensors of one form lie in the boxes of a rank's wires."""
+
+    size: torch.Size
+    """Their dimensions."""
+
+    dtype: torch.dtype
+    """Their number format."""
+
+    inbox: Tensor
+    """One that has come."""
+
+    outbox: Tensor
+    """One that goes."""
+
+    message: memoryview
+    """The outbox from the tag on."""
+
+
 class Wires:
-    """The sockets of one rank; messages from a rank that have the same tag are taken in the order of sending."""
+    """The sockets of one rank; messages from a rank that have the same tag are taken in the order of sending.
+
+    More ranks than cores share their caches, and after a stage's pass nothing of this is in them: every object that
+    `send` and `receive` touch counts several-fold, so what is the same for messages of one form is in a `Place`.
+    """
 
     def __init__(self, sockets: dict[int, socket.socket], timeout_s: float) -> None:
         """Take connected sockets that keep messages apart, by the rank at the other end.
@@ -45,6 +71,8 @@ class Wires:
             timeout_s: how long a rank may keep this one waiting.
         """
         self._sockets, self._timeout_s = sockets, timeout_s
+        self._takes = {peer: one.recv_into for peer, one in sockets.items()}
+        self._pushes = {peer: one.send for peer, one in sockets.items()}
         self._pending: dict[int, deque[bytes]] = {peer: deque() for peer in sockets}
         self._waiting = 0
         self._ended: set[int] = set()
@@ -52,7 +80,8 @@ class Wires:
         self._inbox = torch.empty(_HEAD + SHORT, dtype=torch.uint8)
         self._outbox = torch.empty(_HEAD + SHORT, dtype=torch.uint8)
         self._in, self._out = (memoryview(cast(Any, box.numpy())) for box in (self._inbox, self._outbox))
-        self._views: dict[tuple[torch.Size, torch.dtype], tuple[Tensor, Tensor, memoryview]] = {}
+        self._tag_in, self._tag_out = self._in[:8].cast("q"), self._out[:8].cast("q")
+        self._places: dict[tuple[torch.Size, torch.dtype], Place] = {}
         limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
         for one in sockets.values():
             one.setblocking(True)
@@ -69,37 +98,46 @@ class Wires:
         """Messages that the kernel has not taken yet."""
         return self._waiting
 
-    def send(self, peer: int, tag: int, tensor: Tensor) -> None:
-        """Send a short tensor, which may be changed afterwards; never waits.
+    def place(self, size: torch.Size, dtype: torch.dtype) -> Place:
+        """Where tensors of that form lie; at most `SHORT` bytes long."""
+        place = self._places.get((size, dtype))
+        if place is None:
+            end = _HEAD + size.numel() * dtype.itemsize
+            inbox, outbox = (box[_HEAD:end].view(dtype).view(size) for box in (self._inbox, self._outbox))
+            place = self._places[size, dtype] = Place(size, dtype, inbox, outbox, self._out[:end])
+        return place
+
+    def send(self, peer: int, tag: int, tensor: Tensor, place: Place) -> None:
+        """Send a short tensor of that place's form, which may be changed afterwards; never waits.
 
         Raises:
             DistNetworkError: the other rank is gone.
         """
-        _, view, out = self._of(tensor.shape, tensor.dtype)
-        view.copy_(tensor)
-        struct.pack_into("q", out, 0, tag)
+        place.outbox.copy_(tensor)
+        self._tag_out[0] = tag
         if self._waiting:
             self._flush()
-        if self._pending[peer] or not self._push(peer, out):
-            self._pending[peer].append(bytes(out))
+        if (self._waiting and self._pending[peer]) or not self._push(peer, place.message):
+            self._pending[peer].append(bytes(place.message))
             self._waiting += 1
 
-    def receive(self, peer: int, tag: int, size: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Wait for a message.
+    def receive(self, peer: int, tag: int, place: Place) -> Tensor:
+        """Wait for a message of that place's form.
 
         Raises:
             DistNetworkError: the other rank is gone, or has sent nothing in time.
         """
-        early = self._early.get((peer, tag))
-        if early:
-            return early.popleft()[_HEAD:].view(dtype).view(size)
-        one = self._sockets[peer]
+        if self._early and (early := self._early.pop((peer, tag), None)):
+            message = early.popleft()
+            if early:
+                self._early[peer, tag] = early
+            return message[_HEAD:].view(place.dtype).view(place.size)
         while True:
             if self._waiting:
                 self._exchange(peer)
-            count = self._take(peer, one)
-            if struct.unpack_from("q", self._in)[0] == tag:
-                return self._of(size, dtype)[0].clone()
+            count = self._take(peer)
+            if self._tag_in[0] == tag:
+                return place.inbox.clone()
             self._keep(peer, count)
 
     def finish(self) -> None:
@@ -113,32 +151,20 @@ class Wires:
             one.close()
         self._waiting = 0
 
-    def _of(self, size: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor, memoryview]:
-        """Where a tensor of that shape lies in the inbox and in the outbox, and the message there."""
-        views = self._views.get((size, dtype))
-        if views is None:
-            end = _HEAD + size.numel() * dtype.itemsize
-            views = self._views[size, dtype] = (
-                self._inbox[_HEAD:end].view(dtype).view(size),
-                self._outbox[_HEAD:end].view(dtype).view(size),
-                self._out[:end],
-            )
-        return views
-
     def _push(self, peer: int, message: Any) -> bool:
         """Give the kernel a message; returns whether it had room."""
         try:
-            self._sockets[peer].send(message, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            self._pushes[peer](message, _AT_ONCE)
         except BlockingIOError:
             return False
         except OSError as error:
             raise self._gone(peer) from error
         return True
 
-    def _take(self, peer: int, one: socket.socket) -> int:
+    def _take(self, peer: int) -> int:
         """Wait for the next message of a rank, whichever it is; returns its length."""
         try:
-            count = one.recv_into(self._in)
+            count = self._takes[peer](self._in)
         except BlockingIOError:
             why = f"timed out: rank {peer} of the pipeline has sent nothing for {self._timeout_s:g} s"
             raise dist.DistNetworkError(why) from None
@@ -149,8 +175,7 @@ class Wires:
         return count
 
     def _keep(self, peer: int, count: int) -> None:
-        tag = struct.unpack_from("q", self._in)[0]
-        self._early[peer, tag].append(self._inbox[:count].clone())
+        self._early[peer, self._tag_in[0]].append(self._inbox[:count].clone())
 
     def _flush(self) -> None:
         for peer, pending in self._pending.items():
@@ -177,7 +202,7 @@ class Wires:
                     if peer == wanted:
                         return
                     try:
-                        self._keep(peer, self._take(peer, one))
+                        self._keep(peer, self._take(peer))
                     except dist.DistNetworkError:
                         self._ended.add(peer)  # it may have had all it needs; if not, that turns out when it is used
             self._flush()

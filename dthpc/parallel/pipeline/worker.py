@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,10 @@ from dthpc.parallel.pipeline.weights import WeightStore
 
 Loss = Callable[[Any, Any], tuple[Tensor, Any]]
 """Outputs and targets to the sum of losses (scalar) and the number of targets that count."""
+
+HELD_WHOLE = 1 << 16
+"""Bytes of the longest output of a `torch.autograd.Function` that stays in memory until its backward pass: to part one
+from its graph takes longer than so little memory is worth."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -62,7 +66,8 @@ class MicroBatch:
 class ModuleWorker:
     """Runs chunks of layers. `begin` a step, let `execute` walk the actions, then ask for `loss` and `counted`.
 
-    Between a forward pass and its backward pass it holds the graph and the stage's input, not the output.
+    Between a forward pass and its backward pass it holds the graph and the stage's input, not the output (but see
+    `HELD_WHOLE`).
     """
 
     def __init__(
@@ -72,7 +77,7 @@ class ModuleWorker:
         loss: Loss,
         *,
         gradients: Gradients | None = None,
-        autocast: Callable[[], AbstractContextManager[Any]] = lambda: _NOTHING,
+        autocast: Callable[[], AbstractContextManager[Any]] | None = None,
         stream: Samples | None = None,
         store: WeightStore | None = None,
         run_empty: bool = False,
@@ -84,7 +89,7 @@ class ModuleWorker:
             stages: over all ranks.
             loss: of the last stage's outputs.
             gradients: None: each parameter's `.grad` adds up.
-            autocast: makes the context of forward passes and losses.
+            autocast: makes the context of forward passes and losses; None: there is none.
             stream: is told the samples before each pass that may draw random numbers.
             store: keeps weight gradients between `I` and `W` actions; needed where there are some.
             run_empty: whether micro-batches without rows run too, because others wait for collectives in them.
@@ -92,9 +97,15 @@ class ModuleWorker:
         self._chunks, self._last, self._loss = dict(chunks), stages - 1, loss
         self._numbers = {stage: number for number, stage in enumerate(chunks)}
         self._gradients = gradients if gradients is not None else _Plain()
-        self._autocast, self._stream, self._store, self._run_empty = autocast, stream, store, run_empty
+        self._autocast = autocast if autocast is not None else lambda: _NOTHING
+        # Contexts that do nothing take time all the same.
+        self._bare_forward, self._bare_backward = gradients is None and autocast is None, gradients is None
+        self._stream, self._store, self._run_empty = stream, store, run_empty
+        self._differentiate_graph: Any = torch.autograd.Variable._execution_engine.run_backward
         self._batches: Sequence[MicroBatch] = ()
-        self._held: dict[tuple[int, int], _Held] = {}
+        # What a backward pass starts from: the stage's input, None for the first stage, and the end of the graph, which
+        # is the loss or the place of the output; None: nothing to differentiate.
+        self._held: dict[tuple[int, int], tuple[Tensor | None, Tensor | GradientEdge | None]] = {}
         self._totals: list[Tensor] = []
         self._counts: list[Any] = []
         self.sizes: Sequence[Size] = ()
@@ -110,8 +121,9 @@ class ModuleWorker:
             divisor: by what sums of losses are divided before they are differentiated; called before the step's
                 first backward pass from a loss, and may raise to abandon the step.
         """
+        recording = torch.is_grad_enabled()
         self.sizes = [
-            Size(batch.rows, (_signature(batch.inputs), torch.is_grad_enabled()), batch.rows > 0 or self._run_empty)
+            Size(batch.rows, (_signature(batch.inputs), recording), batch.rows > 0 or self._run_empty)
             for batch in batches
         ]
         self._batches, self._divisor = batches, divisor
@@ -145,30 +157,43 @@ class ModuleWorker:
         Raises:
             UserError: the output is nothing that another stage could take.
         """
-        batch = self._batches[micro_batch]
         if not self.sizes[micro_batch].runs:
             return None
-        if x is not None and torch.is_grad_enabled():
+        batch, recording = self._batches[micro_batch], torch.is_grad_enabled()
+        if self._stream is not None:
+            self._stream.samples = batch.samples
+        if x is not None and recording:
             x.requires_grad_()
-        self._select(micro_batch)
-        with self._gradients.forward(self._numbers[stage]), self._autocast():
-            output: Any = self._chunks[stage](batch.inputs if stage == 0 else x)
-            if stage == self._last:
-                total, count = self._loss(output, batch.targets)
-                self._totals.append(total.detach().reshape(()))
-                self._counts.append(count)
-                if torch.is_grad_enabled():
-                    self._held[stage, micro_batch] = _Held(x, total)
-                return None
+        if self._bare_forward:
+            output = self._run(stage, batch, x)
+        else:
+            with self._gradients.forward(self._numbers[stage]), self._autocast():
+                output = self._run(stage, batch, x)
+        if stage == self._last:
+            if recording:
+                self._held[stage, micro_batch] = x, output
+            return None
         if not isinstance(output, Tensor):
             form_of(output, batch.rows, stage)
-        if torch.is_grad_enabled():
-            self._held[stage, micro_batch] = _Held(x, _end(output))
+        if recording:
+            self._held[stage, micro_batch] = x, _end(output)
         detached: Tensor = output.detach()
         return detached
 
+    def _run(self, stage: int, batch: MicroBatch, x: Tensor | None) -> Any:
+        """A chunk's output; of the last chunk's the loss, which is noted."""
+        output = self._chunks[stage](batch.inputs if stage == 0 else x)
+        if stage != self._last:
+            return output
+        total, count = self._loss(output, batch.targets)
+        self._totals.append(total.detach().reshape(()))
+        self._counts.append(count)
+        return total
+
     def backward(self, stage: int, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
         """Differentiate a forward pass; returns the gradient of its input."""
+        if self._bare_backward:
+            return self._differentiate(stage, micro_batch, gradient)
         with self._adding(Kind.B, stage, micro_batch):
             return self._differentiate(stage, micro_batch, gradient)
 
@@ -194,18 +219,22 @@ class ModuleWorker:
     def _differentiate(self, stage: int, micro_batch: int, gradient: Tensor | None) -> Tensor | None:
         if not self.sizes[micro_batch].runs:
             return None
-        # A layer that is computed again must draw what it drew.
-        self._select(micro_batch)
-        held = self._held.pop((stage, micro_batch))
-        if isinstance(held.end, Tensor):
-            _run_backward(held.end, self._share_of(held.end))
-        elif held.end is not None:
-            assert gradient is not None
-            _run_backward(held.end, gradient)
-        if held.x is None:
+        if self._stream is not None:
+            # A layer that is computed again must draw what it drew.
+            self._stream.samples = self._batches[micro_batch].samples
+        x, end = self._held.pop((stage, micro_batch))
+        if end is not None:
+            if stage == self._last:
+                assert isinstance(end, Tensor)
+                gradient = self._share_of(end)
+            # As `torch.autograd.backward`, whose own checks in Python take as long again as a small stage's graph; the
+            # engine itself checks the gradient's form and place. Without names, which take time to tell apart: do not
+            # keep the graph, make none, all leaves, though some be out of reach, add up in `.grad`.
+            self._differentiate_graph((end,), (gradient,), False, False, (), True, True)
+        if x is None:
             return None
-        taken = held.x.grad
-        return taken if taken is not None else torch.zeros_like(held.x)
+        taken = x.grad
+        return taken if taken is not None else torch.zeros_like(x)
 
     def _share_of(self, total: Tensor) -> Tensor:
         """The gradient of what the step minimises by a sum of losses."""
@@ -216,37 +245,22 @@ class ModuleWorker:
             share = self._share = torch.ones_like(total) / self._divide_by
         return share
 
-    def _select(self, micro_batch: int) -> None:
-        if self._stream is not None:
-            self._stream.samples = self._batches[micro_batch].samples
 
-
-class _Held(NamedTuple):
-    """What a backward pass starts from."""
-
-    x: Tensor | None
-    """The stage's input, None for the first stage."""
-
-    end: Tensor | GradientEdge | None
-    """The end of the graph: the loss, or the place of the output; None: nothing to differentiate."""
-
-
-def _end(output: Tensor) -> GradientEdge | None:
-    """A stage's output as the place in the graph where its gradient goes in; its memory is free once it has been sent.
-
-    The node of a view stands for it, because a node that a `torch.autograd.Function` made would not keep the graph.
-    """
-    node = output.view_as(output).grad_fn
-    return None if node is None else GradientEdge(node, 0)
-
-
-def _run_backward(end: Tensor | GradientEdge, gradient: Tensor) -> None:
-    """As `torch.autograd.backward`, whose own checks in Python take as long again as a small stage's graph.
-
-    The engine itself checks the gradient's form and place.
-    """
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.run_backward((end,), (gradient,), False, False, (), allow_unreachable=True, accumulate_grad=True)
+def _end(output: Tensor) -> Tensor | GradientEdge | None:
+    """A stage's output as the place in the graph where its gradient goes in; its memory is free once it is sent."""
+    if not output.requires_grad:
+        return None
+    node: Any = output.grad_fn
+    if node is None:
+        return output
+    if not isinstance(node, torch._C._FunctionBase):
+        return GradientEdge(node, output.output_nr)
+    # Such a node would not keep the graph; that of a view does.
+    if output.nbytes <= HELD_WHOLE:
+        return output
+    view = output.view_as(output).grad_fn
+    assert view is not None
+    return GradientEdge(view, 0)
 
 
 class _Plain:

@@ -354,9 +354,10 @@ def wired(rank: int, per_host: int = 4) -> list[int]:
         neighbours = {rank - 1, rank + 1} & set(range(4))
         found = Wires(connect(torch.distributed.group.WORLD, neighbours), 20.0)
     peers = [peer for peer in range(4) if peer in found]
+    place = found.place(torch.Size((1,)), torch.float32)
     for peer in peers:
-        found.send(peer, rank, torch.tensor([float(rank)]))
-    assert [found.receive(peer, peer, torch.Size((1,)), torch.float32).item() for peer in peers] == peers
+        found.send(peer, rank, torch.tensor([float(rank)]), place)
+    assert [found.receive(peer, peer, place).item() for peer in peers] == peers
     torch.distributed.barrier()
     found.close()
     return peers

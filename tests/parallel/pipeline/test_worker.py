@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dthpc.parallel.pipeline.schedule import Action, Kind, actions_of
 from dthpc.parallel.pipeline.weights import WeightStore, defer_weights
-from dthpc.parallel.pipeline.worker import MicroBatch, ModuleWorker
+from dthpc.parallel.pipeline.worker import HELD_WHOLE, MicroBatch, ModuleWorker
 
 
 def squares(outputs: Tensor, targets: Any) -> tuple[Tensor, int]:
@@ -140,19 +140,43 @@ def test_random_numbers_are_selected_before_every_pass() -> None:
     assert stream.told == ["samples of 1", "samples of 2", "samples of 1", "samples of 2"]
 
 
-def test_an_output_is_not_held_once_it_has_gone() -> None:
+class Doubled(torch.autograd.Function):
+    """A node made in Python, which does not keep its graph."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class Doubling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = Doubled.apply(x)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("last", "width", "held"),
+    [(nn.Identity(), 2, False), (nn.Flatten(0), 2, False), (Doubling(), HELD_WHOLE // 4, False), (Doubling(), 2, True)],
+)
+def test_an_output_is_not_held_once_it_has_gone(last: nn.Module, width: int, held: bool) -> None:
     seen: list[Any] = []
-    layer = nn.Linear(3, 2)
-    layer.register_forward_hook(lambda module, inputs, output: seen.append(weakref.ref(output)))
-    worker = ModuleWorker({0: layer}, 2, squares)
+    layer = nn.Linear(3, width)
+    chunk = nn.Sequential(layer, last)
+    chunk.register_forward_hook(lambda module, inputs, output: seen.append(weakref.ref(output)))
+    worker = ModuleWorker({0: chunk}, 2, squares)
     worker.begin(batches(2), [Action(Kind.F, 0, 0), Action(Kind.B, 0, 0)])
     output = worker.forward(0, 0, None)
     assert output is not None
     assert not output.requires_grad
     gc.collect()
+    assert (seen[0]() is not None) == held
+    assert worker.backward(0, 0, torch.full_like(output, 3.0)) is None
     assert seen[0]() is None
-    assert worker.backward(0, 0, torch.full((2, 2), 3.0)) is None
-    assert torch.equal(layer.weight.grad, torch.full((2, 3), 6.0))
+    assert torch.equal(layer.weight.grad, torch.full((width, 3), 12.0 if isinstance(last, Doubling) else 6.0))
 
 
 def test_an_input_that_is_not_used_gets_a_gradient_of_zeros() -> None:
