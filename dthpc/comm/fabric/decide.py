@@ -211,7 +211,7 @@ class _Sort:
 
 def _cards(node: NodeNetwork, rejected: Mapping[str, str], wish: FabricWish) -> list[Card]:
     defaults = [route.interface for route in node.routes if route.destination.prefixlen == 0]
-    asked = [r.interface for r in node.routes if r.destination.prefixlen == r.destination.max_prefixlen]
+    asked = [route.interface for route in node.routes if route.asked]
     found = [
         Card(
             name,
@@ -223,6 +223,7 @@ def _cards(node: NodeNetwork, rejected: Mapping[str, str], wish: FabricWish) -> 
         for name, interface in node.interfaces.items()
         if name not in rejected and wish.interface in (None, name)
     ]
+    found.sort(key=lambda card: "." in card.name)  # of equals, what a VLAN or partition stands on
     # Where no address is told at all, only one that is alone in its class is no guess.
     best = max((card.quality for card in found), default=0)
     untold = all(is_untold(node.interfaces[card.name], node) for card in found)

@@ -143,6 +143,8 @@ class Route:
     interface: str
     gateway: IPAddress | None = None
     metric: int = 0
+    asked: bool = False
+    """Whether it is the kernel's answer for one address (`ip route get`), rather than an entry of the table."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class NodeNetwork:
             "name": self.name,
             "interfaces": {name: _interface_json(each) for name, each in self.interfaces.items()},
             "devices": [_device_json(device) for device in self.devices],
-            "routes": [[str(r.destination), r.interface, r.gateway and str(r.gateway), r.metric] for r in self.routes],
+            "routes": [_route_json(route) for route in self.routes],
             "settings": dict(self.settings),
             "complete": self.complete,
             "notes": list(self.notes),
@@ -222,8 +224,8 @@ class NodeNetwork:
             interfaces={name: _interface_of(name, each) for name, each in value["interfaces"].items()},
             devices=tuple(map(_device_of, value["devices"])),
             routes=tuple(
-                Route(ipaddress.ip_network(d), i, None if g is None else ipaddress.ip_address(g), m)
-                for d, i, g, m in value["routes"]
+                Route(ipaddress.ip_network(d), i, None if g is None else ipaddress.ip_address(g), m, asked)
+                for d, i, g, m, asked in value["routes"]
             ),
             settings=value["settings"],
             complete=value["complete"],
@@ -246,6 +248,11 @@ def _joined(a: Interface, b: Interface) -> Interface:
         altnames=tuple(dict.fromkeys((*a.altnames, *b.altnames))),
         **told,
     )
+
+
+def _route_json(route: Route) -> list[Any]:
+    gateway = None if route.gateway is None else str(route.gateway)
+    return [str(route.destination), route.interface, gateway, route.metric, route.asked]
 
 
 def _interface_json(interface: Interface) -> dict[str, Any]:

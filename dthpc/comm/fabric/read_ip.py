@@ -172,7 +172,9 @@ def _of_route(line: str) -> tuple[Route, IfAddress | None] | None:
         source = address(own[1]) if own else None
         if source is not None and gateway is None and destination.prefixlen < destination.max_prefixlen:
             source = replace(source, prefix=destination.prefixlen)
-        place = Route(destination, match[2], via.ip if via else None, int(metric[1]) if metric else 0)
+        # Entries of the table tell who made them; the answer of `ip route get` does not.
+        asked = destination.prefixlen == destination.max_prefixlen and not re.search(r"\b(?:proto|scope) ", match[3])
+        place = Route(destination, match[2], via.ip if via else None, int(metric[1]) if metric else 0, asked)
         return place, source
     if match := _OLD_ROUTE.match(line):
         target = "0.0.0.0" if match[1] == "default" else match[1]
@@ -206,9 +208,9 @@ def of_json_list(entries: list[Any], name: str) -> NodeNetwork:
             gateway = address(str(entry.get("gateway", "")))
             network = _network(str(entry["dst"]), gateway is not None and gateway.ip.version == 6)
             if network is not None:
-                routes.append(
-                    Route(network, entry["dev"], gateway.ip if gateway else None, int(entry.get("metric", 0)))
-                )
+                asked = network.prefixlen == network.max_prefixlen and not {"protocol", "scope"} & set(entry)
+                metric = int(entry.get("metric", 0))
+                routes.append(Route(network, entry["dev"], gateway.ip if gateway else None, metric, asked))
     return NodeNetwork(name, interfaces, routes=tuple(routes))
 
 

@@ -1,4 +1,4 @@
-"""Interfaces as NetworkManager's `nmcli` shows them, and as the tables of `ifconfig -s` and `netstat -i` do."""
+"""Interfaces in the tables of `nmcli` (NetworkManager), `networkctl` (systemd), `ifconfig -s` and `netstat -i`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ _FIELD = re.compile(r"^(GENERAL|IP4|IP6)\.(DEVICE|TYPE|STATE|ADDRESS)(?:\[\d+\])
 _INET = re.compile(r"^inet[46][ \t]+(\S+)")
 _TYPE = re.compile(r"^(ethernet|infiniband|bridge|bond|vlan|tun|wifi|loopback|team|veth|wireguard|dummy)\b")
 _COUNTS = re.compile(rf"^({NAME})\*?[ \t]+(\d+)(?:[ \t]+\d+){{4,9}}[ \t]+([A-Zms]+)$")
+_LINK = re.compile(
+    rf"^\d+[ \t]+({NAME})[ \t]+([a-z]+)[ \t]+"
+    r"(off|no-carrier|dormant|degraded-carrier|carrier|degraded|enslaved|routable)[ \t]+[a-z]+"
+)
+"""A row of `networkctl` (networkctl(1), "list")."""
+
 _LETTERS = {"B": "BROADCAST", "L": "LOOPBACK", "M": "MULTICAST", "m": "MASTER", "s": "SLAVE", "R": "RUNNING", "U": "UP"}
 """Letters of the last column of `netstat -i` (netstat(8)); of these `R` is the carrier."""
 
 
 def looks_like_table(text: str) -> bool:
-    """Whether a text holds devices of `nmcli`, or rows of `ifconfig -s` or `netstat -i`."""
-    return any(pattern.match(line) for line in plain_lines(text) for pattern in (_BLOCK, _ROW, _FIELD, _COUNTS))
+    """Whether a text holds devices of `nmcli` or `networkctl`, or rows of `ifconfig -s` or `netstat -i`."""
+    patterns = (_BLOCK, _ROW, _FIELD, _COUNTS, _LINK)
+    return any(pattern.match(line) for line in plain_lines(text) for pattern in patterns)
 
 
 def read_tables(text: str, name: str) -> NodeNetwork:
-    """The interfaces of `nmcli`, `nmcli device` or `nmcli device show`, or of a table of counters."""
+    """The interfaces of `nmcli`, `nmcli device`, `nmcli device show` or `networkctl`, or of a table of counters."""
     found: dict[str, Interface] = {}
     current: str | None = None
     notes: list[str] = []
@@ -35,6 +42,9 @@ def read_tables(text: str, name: str) -> NodeNetwork:
         elif counts := _COUNTS.match(line):
             flags = tuple(_LETTERS[letter] for letter in counts[3] if letter in _LETTERS)
             found[counts[1]] = Interface(counts[1], flags=flags, mtu=int(counts[2]))
+        elif link := _LINK.match(line):
+            state = "DOWN" if link[3] in ("off", "no-carrier", "dormant") else "UP"
+            found[link[1]] = _typed(Interface(link[1], state=state), {"ether": "ethernet"}.get(link[2], link[2]))
         elif head := _BLOCK.match(line):
             current = head[1]
             found[current] = Interface(current, state=_state(head[2]))

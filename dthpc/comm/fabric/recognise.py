@@ -27,6 +27,9 @@ _PROMPT = re.compile(
     r"(?:sudo )?(?:/\S*/)?(?:ip|ifconfig|ibdev2netdev|ibstat|route)\b[^\n]*$",
     re.M,
 )
+_TYPED = re.compile(r"^[ \t]*(?:[^\n{}\[\]]|\[[^\n{}\[\]]*\]){0,80}?[$#>%][ \t]+(?:sudo )?(?:/\S*/)?ip[ \t]+-[^\n]*$")
+"""A prompt with a command of iproute2 that prints JSON, among other forms."""
+
 _HEADING = re.compile(
     r"^[ \t]*[*#=>_-]*[ \t]*((?:\w+[ -])?(?:node|host|machine|server|master|worker|head)[ _-]?\w{0,12})"
     r"(?:[ \t]*\([^)\n]*\))?[ \t]*(?::|\*\*|=|-)[*#=_ :-]*$",
@@ -60,6 +63,8 @@ def from_text(text: str, name: str) -> list[NodeNetwork]:
     if entries := _whole_entries(text):
         note = "the text is cut within an entry"
         return [replace(node, complete=False, notes=(*node.notes, note)) for node in read_facts(entries, name)]
+    if printed := _below_prompts(text):
+        return [node for value in printed for node in read_facts(value, name)]
     shorter = without_endless_lines(clean(text))
     sections = list(_sections(shorter, name))
     found: dict[str, NodeNetwork] = {}
@@ -102,6 +107,19 @@ def _json(text: str) -> object:
         return json.loads(stripped)
     except (ValueError, RecursionError):
         return None
+
+
+def _below_prompts(text: str) -> list[object]:
+    """JSON that commands printed below the lines on which they were typed; none where there are other lines too."""
+    if "ip -" not in text:
+        return []
+    lines = clean(text).split("\n")
+    typed = [bool(_TYPED.match(line)) for line in lines]
+    if not any(typed):
+        return []
+    printed = "\n".join("\f" if prompt else line for prompt, line in zip(typed, lines, strict=True)).split("\f")
+    values = [_json(part) for part in printed if part.strip()]
+    return [] if any(value is None for value in values) else values
 
 
 def _whole_entries(text: str) -> list[object]:

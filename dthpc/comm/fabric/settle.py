@@ -153,8 +153,8 @@ def slim(network: NodeNetwork, asked: str | None = None) -> NodeNetwork:
 
 def _evidence(routes: Sequence[Route], kept: Container[str]) -> tuple[Route, ...]:
     """Routes that the decision looks at, without what differs from node to node and rack to rack."""
-    told = [Route(route.destination, route.interface) for route in routes if route.interface in kept]
-    return tuple(dict.fromkeys(r for r in told if r.destination.prefixlen in (0, r.destination.max_prefixlen)))
+    told = [replace(route, gateway=None, metric=0) for route in routes if route.interface in kept]
+    return tuple(dict.fromkeys(route for route in told if route.asked or route.destination.prefixlen == 0))
 
 
 def decide_for(networks: Mapping[str, NodeNetwork], first: str, request: Request) -> dict[str, Settled]:

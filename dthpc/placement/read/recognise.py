@@ -140,10 +140,14 @@ def _why_unknown(text: str) -> str:
         shown = ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
         return f"the lines are of several nodes or tasks ({shown}), which say different things: give those of one"
     said = re.search(
-        r"command not found|No devices were found|couldn't communicate with the NVIDIA driver|NVML: .*", text
+        r"command not found|No NUMA available on this system|No devices were found"
+        r"|couldn't communicate with the NVIDIA driver|NVML: .*",
+        text,
     )
     if said:
         return f"the tool failed: {said.group()}"
     if re.search(r"^\s*(?:Machine|Package) (?:L#\d+ )?\(", text, re.M):
         return "this is lstopo's picture, which leaves much out; its XML is needed"
+    if re.search(r"^\w[\w ]* ?:[ \t]+(?:x86_64|aarch64|ppc64le|riscv64|s390x)\s*$", text, re.M):
+        return "these are lscpu's words in another language: give the output of LC_ALL=C lscpu"
     return "the text is no output that is known"

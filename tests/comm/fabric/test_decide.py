@@ -196,3 +196,8 @@ def test_nothing_that_must_not_carry_ranks_is_ever_taken(names: list[str], hosts
         assert (name in usable) if usable else (name is None)
         assert not set(choice.rails) & set(NEVER)
     assert len(set(taken(plan))) == 1
+
+
+def test_of_equals_what_a_partition_stands_on_is_taken() -> None:
+    child, parent = infiniband(3, "ib0.8001@ib0", "10.1.0.4/16"), infiniband(2, "ib0", "10.0.0.4/16")
+    assert taken(plan_of(LO + child + parent)) == ["ib0"]

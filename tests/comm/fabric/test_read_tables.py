@@ -69,3 +69,9 @@ def test_letters_of_the_table_of_counters() -> None:
     assert node.interfaces["eth0"].flags == ("BROADCAST", "MULTICAST", "SLAVE", "RUNNING", "UP")
     assert node.interfaces["eth1"].up is False
     assert choice(text) == "bond0"
+
+
+def test_networkctl_tells_of_carriers() -> None:
+    rows = "IDX LINK TYPE OPERATIONAL SETUP\n  1 lo loopback carrier unmanaged\n  2 eth0 ether routable configured\n"
+    node = one(rows + "  3 eth1 ether no-carrier configuring\n")
+    assert {name: each.up for name, each in node.interfaces.items()} == {"lo": True, "eth0": True, "eth1": False}

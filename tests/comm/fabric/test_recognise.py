@@ -252,3 +252,18 @@ def test_data_that_no_tool_prints_is_passed_over() -> None:
     for nonsense in ("[" * 100_000, '[{"a":' * 50_000, "GPU0 X " * 100_000, "eth0:" * 100_000):
         with pytest.raises(UserError, match="tells of no network"):
             from_text(nonsense, "n")
+
+
+def test_json_below_the_prompt_that_it_was_asked_at() -> None:
+    printed = json.dumps([{"ifname": "ib0", "operstate": "UP", "addr_info": [{"local": "10.4.0.4", "prefixlen": 16}]}])
+    for prompt in ("$ ip -j addr", "me@n1:~$ ip -br -j a", "[root@n1 ~]# ip -json address"):
+        assert str(one(f"{prompt}\n{printed}\n").interfaces["ib0"].addresses[0]) == "10.4.0.4/16"
+    assert list(one("$ ip -br a\nlo UNKNOWN 127.0.0.1/8\neth0 UP 10.0.0.1/24\n").interfaces) == ["lo", "eth0"]
+
+
+def test_only_an_answer_of_ip_route_get_is_evidence_for_an_interface() -> None:
+    both = wired(2, "ens3", "10.0.0.9/24") + wired(3, "hsn0", "10.9.0.9/16")
+    table = "default via 10.0.0.1 dev ens3 proto dhcp metric 100\n169.254.169.254 via 10.0.0.2 dev ens3 proto dhcp\n"
+    answer = "10.0.0.7 dev ens3 src 10.0.0.9 uid 1000\n    cache\n"
+    chosen = [decide({"n": one(LO + both + routes)}).nodes["n"].interface for routes in (table, answer)]
+    assert chosen == ["hsn0", "ens3"]

@@ -52,6 +52,8 @@ def test_a_report_of_several_tools_is_put_together() -> None:
         ("", "empty"),
         ("bash: nvidia-smi: command not found\n", "the tool failed"),
         ("No devices were found\n", "No devices were found"),
+        ("No NUMA available on this system\n", "the tool failed"),
+        ("Architecture :          x86_64\nProcesseur(s) :        8\n", "LC_ALL=C lscpu"),
         ("Machine (251GB total)\n  Package L#0\n", "its XML is needed"),
         ("GPU0 was busy and X did not help\n", "no output that is known"),
         ("<graphs version='1'/>", "no output that is known"),
