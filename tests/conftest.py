@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -15,6 +16,27 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # A test may need as many threads as ranks; more would only fight for the cores and change timings.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+
+
+def take_signals_back() -> None:
+    """Whatever started the tests: signals do what they do in a process that was started by hand.
+
+    A shell lets its background jobs ignore SIGINT, nohup lets them ignore SIGHUP, and both go on to all children: the
+    runs that the tests stop by these signals would never notice them.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        # Children get the default; the tests themselves go on when the terminal is closed, as nohup is to see to.
+        signal.SIGHUP: lambda number, frame: None,
+    }
+    # Python itself ignores these two, and gives them back to its children.
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handlers.get(number, signal.SIG_DFL))
+
+
+take_signals_back()
 
 
 @pytest.hookimpl(wrapper=True)

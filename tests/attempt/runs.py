@@ -57,7 +57,7 @@ def keep(run: RunDir) -> tuple[int, str]:
     return process.returncode, output
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 30.0) -> Any:
+def wait_for(what: Callable[[], Any], seconds: float = 120.0) -> Any:
     """The first true value of a question, asked often."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
