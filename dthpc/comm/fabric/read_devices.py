@@ -64,7 +64,9 @@ def _cxi(text: str) -> list[Nic]:
         speed = re.search(r"Link speed:[ \t]*\w*?_?(\d+)G", body)
         network = re.search(r"Network device:[ \t]*(\w+)", body)
         port = Port(1, state[1].lower() if state else None, rate_gbps=float(speed[1]) if speed else None)
-        nics.append(Nic(name, kind="slingshot", interfaces=(network[1],) if network else None, ports=(port,)))
+        names = (network[1],) if network else None
+        up = None if names is None or port.up is None else names if port.up else ()
+        nics.append(Nic(name, kind="slingshot", interfaces=names, interfaces_up=up, ports=(port,)))
     return nics
 
 

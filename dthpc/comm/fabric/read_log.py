@@ -49,6 +49,10 @@ def read_log(text: str, name: str) -> list[NodeNetwork]:
         known = host is not None and bool(_NCCL.search(line) or _IFACE.search(line[host.end(1) + 1 :]))
         seen = hosts.setdefault(host[1] if host and known else name, _Seen())
         _take(seen, line, host.end(1) + 1 if host and known else 0)
+    if len(hosts) == 1:
+        next(iter(hosts.values())).settings.update(
+            settings_of(text)
+        )  # those of lists (`name:`, `value:`) take two lines
     told = {host: seen for host, seen in hosts.items() if seen.interfaces or seen.devices or seen.notes}
     return [_node(host, seen) for host, seen in (told or hosts).items()]
 

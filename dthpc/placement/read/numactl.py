@@ -14,6 +14,9 @@ INSTEAD = "save the output of `numactl -H`"
 _CPUS = re.compile(r"node (\d+) cpus:([\d\s,-]*?)(?=\s*(?:node|available|$|[A-Za-z#$]))")
 _SIZE = re.compile(r"node (\d+) size:\s*(\d+) (MB|GB|kB)")
 _ROW = re.compile(r"^[ \t]*(\d+):((?:[ \t]+\d+)+)[ \t]*$", re.M)
+_SELF = 10
+"""Distance of a node from itself; smaller values are reserved (ACPI specification, "System Locality Information Table")."""
+
 _UNIT = {"kB": 2**10, "MB": 2**20, "GB": 2**30}
 
 
@@ -63,4 +66,7 @@ def _distances(text: str, notes: list[str]) -> dict[int, dict[int, int]]:
             table[int(number)] = dict(zip(names, row, strict=True))
     if set(table) != set(names):
         notes.append("the distances are cut")
-    return table
+    own = all(row.get(node, _SELF) == min(row.values()) == _SELF for node, row in table.items())
+    if not own:
+        notes.append(f"the distances are left out: each node must be {_SELF} from itself, and none be nearer (ACPI)")
+    return table if own else {}

@@ -267,3 +267,17 @@ def test_only_an_answer_of_ip_route_get_is_evidence_for_an_interface() -> None:
     answer = "10.0.0.7 dev ens3 src 10.0.0.9 uid 1000\n    cache\n"
     chosen = [decide({"n": one(LO + both + routes)}).nodes["n"].interface for routes in (table, answer)]
     assert chosen == ["hsn0", "ens3"]
+
+
+def test_variables_of_a_pods_description() -> None:
+    text = "env:\n- name: GLOO_SOCKET_IFNAME\n  value: eth0,eth1\n- name: NCCL_IB_DISABLE\n  value: '1'\n"
+    assert one(text).settings == {"GLOO_SOCKET_IFNAME": "eth0,eth1", "NCCL_IB_DISABLE": "1"}
+
+
+def test_the_link_of_a_slingshot_card_is_that_of_its_interface() -> None:
+    text = "".join(
+        f"Device: cxi{n}\n    Network device: hsn{n}\n    Link speed: BS_200G\n    Link state: {state}\n"
+        for n, state in enumerate(("up", "down"))
+    )
+    choice = decide({"n": one(text)}).nodes["n"]
+    assert (choice.interface, choice.devices) == ("hsn0", ("cxi0",))

@@ -67,3 +67,12 @@ def test_a_cut_text_is_told() -> None:
 def test_what_contradicts_itself_or_tells_nothing_is_refused(text: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
         read_numactl(text)
+
+
+@pytest.mark.parametrize("second", ["0  10", "21  11", "10  10"])
+def test_distances_that_no_machine_has_are_left_out(second: str) -> None:
+    head = "available: 2 nodes (0-1)\nnode 0 cpus: 0\nnode 0 size: 9 MB\nnode 1 cpus: 1\nnode 1 size: 9 MB\n"
+    topology = read_numactl(f"{head}node distances:\nnode   0   1\n  0:  10  21\n  1:  {second}\n")
+    told = [node.distances for node in topology.numa or ()]
+    assert (told == [None, None]) == (second != "10  10")
+    assert any("left out" in note for note in topology.notes) == (second != "10  10")
