@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,10 @@ from dthpc.parallel.pipeline.weights import WeightStore
 Loss = Callable[[Any, Any], tuple[Tensor, Any]]
 """Outputs and targets to the sum of losses (scalar) and the number of targets that count."""
 
-HELD_WHOLE = 1 << 16
-"""Bytes of the longest output of a `torch.autograd.Function` that stays in memory until its backward pass: to part one
-from its graph takes longer than so little memory is worth."""
-
 _NOTHING: AbstractContextManager[None] = nullcontext()
+
+_MADE_IN_PYTHON: Any = torch._C._FunctionBase
+"""Nodes of the graph that a `torch.autograd.Function` made."""
 
 
 class Gradients(Protocol):
@@ -66,8 +65,7 @@ class MicroBatch:
 class ModuleWorker:
     """Runs chunks of layers. `begin` a step, let `execute` walk the actions, then ask for `loss` and `counted`.
 
-    Between a forward pass and its backward pass it holds the graph and the stage's input, not the output (but see
-    `HELD_WHOLE`).
+    Between a forward pass and its backward pass it holds the graph and the stage's input, not the output.
     """
 
     def __init__(
@@ -248,19 +246,14 @@ class ModuleWorker:
 
 def _end(output: Tensor) -> Tensor | GradientEdge | None:
     """A stage's output as the place in the graph where its gradient goes in; its memory is free once it is sent."""
-    if not output.requires_grad:
-        return None
-    node: Any = output.grad_fn
+    node = output.grad_fn
     if node is None:
-        return output
-    if not isinstance(node, torch._C._FunctionBase):
+        # A parameter may be a stage's output.
+        return output if output.requires_grad else None
+    if not isinstance(node, _MADE_IN_PYTHON):
         return GradientEdge(node, output.output_nr)
-    # Such a node would not keep the graph; that of a view does.
-    if output.nbytes <= HELD_WHOLE:
-        return output
-    view = output.view_as(output).grad_fn
-    assert view is not None
-    return GradientEdge(view, 0)
+    # Such a node does not keep the graph; that of a view does.
+    return GradientEdge(cast(Any, output.view_as(output).grad_fn), 0)
 
 
 class _Plain:
