@@ -66,11 +66,12 @@ def _length(ip: IPAddress, text: str) -> int:
 
 def settings_of(text: str) -> dict[str, str]:
     """Environment variables of communication libraries that a text sets, in a shell, a table or a log."""
-    found: dict[str, str] = {}
-    for name, value in _pairs(clean(text)):
-        if "$" not in value:
-            found[name] = value
-    return found
+    return settings_in(clean(text))
+
+
+def settings_in(text: str) -> dict[str, str]:
+    """The same of a text that is clean already."""
+    return {name: value for name, value in _pairs(text) if "$" not in value} if "_" in text else {}
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from dthpc.comm.fabric.lines import NAME, address, is_gap, is_hidden, plain_lines
-from dthpc.comm.fabric.model import Interface, NodeNetwork
+from dthpc.comm.fabric.model import IfAddress, Interface, NodeNetwork
 
 _NEW = re.compile(rf"^({NAME}(?::\w+)?):[ \t]+flags=\d+<([A-Z0-9_,]*)>(?:.*\bmtu[ \t]+(\d+))?")
 _OLD = re.compile(rf"^({NAME}(?::\w+)?)[ \t]+Link encap:(.*)$")
@@ -34,6 +34,7 @@ def read_ifconfig(text: str, name: str) -> NodeNetwork:
     found: list[Interface] = []
     notes: list[str] = []
     bodies: list[list[str]] = []
+    held: list[list[IfAddress]] = []
     for line in plain_lines(text):
         if is_gap(line):
             notes.append("the text leaves lines out")
@@ -41,16 +42,19 @@ def read_ifconfig(text: str, name: str) -> NodeNetwork:
             flags = tuple(flag for flag in head[2].split(",") if flag)
             found.append(Interface(head[1], flags=flags, mtu=int(head[3]) if head[3] else None))
             bodies.append([])
+            held.append([])
         elif head := _OLD.match(line):
             found.append(_of_old(head))
             bodies.append([])
+            held.append([])
         elif cut := _CUT.match(line):
             notes.append(f"the text is cut within {cut[1]}")
         elif found:
-            found[-1] = _inside(found[-1], line)
+            found[-1] = _inside(found[-1], line, held[-1])
             bodies[-1].append(line)
     if bodies and _is_cut(bodies):
         notes.append(f"the text is cut within {found[-1].name}")
+    found = [replace(each, addresses=tuple(own)) for each, own in zip(found, held, strict=True)]
     return NodeNetwork(name, _without_aliases(found), complete=not notes, notes=tuple(dict.fromkeys(notes)))
 
 
@@ -69,12 +73,14 @@ def _of_old(head: re.Match[str]) -> Interface:
     return Interface(head[1], link=link, mac=mac[1].lower() if mac else None)
 
 
-def _inside(interface: Interface, line: str) -> Interface:
+def _inside(interface: Interface, line: str, held: list[IfAddress]) -> Interface:
+    """The interface with what a line of it tells; an address goes to the others, of which a text may have thousands."""
     if inet := _INET.match(line):
         found = address(inet[1], inet[2])
         if found is None:
             return replace(interface, hidden=interface.hidden or is_hidden(inet[1]))
-        return replace(interface, addresses=(*interface.addresses, found))
+        held.append(found)
+        return interface
     if flags := _OLD_FLAGS.match(line):
         return replace(interface, flags=tuple(flags[1].split()), mtu=int(flags[2]))
     if link := re.match(r"^(ether|infiniband|loop|tunnel|unspec|ppp|sit)\b(?:[ \t]+([0-9A-Fa-f:-]+))?", line):

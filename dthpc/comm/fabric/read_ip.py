@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from dthpc.comm.fabric.lines import NAME, address, is_gap, is_hidden, plain_lines
-from dthpc.comm.fabric.model import IfAddress, Interface, IPNetwork, NodeNetwork, Route
+from dthpc.comm.fabric.model import IfAddress, Interface, IPAddress, IPNetwork, NodeNetwork, Route
 
 _HEAD = re.compile(rf"^(?:\d+:[ \t]*)?({NAME})(?:@({NAME}))?:[ \t]+<([A-Z0-9_,-]*)>(.*)$")
 _CUT_HEAD = re.compile(rf"^\d+:[ \t]*({NAME})(?:@[\w.-]*)?(?::[ \t]*(?:<[A-Z0-9_,-]*)?)?$")
@@ -48,7 +48,7 @@ def read_ip(text: str, name: str) -> NodeNetwork:
             reader.take(part)
     return NodeNetwork(
         name,
-        reader.interfaces,
+        reader.joined(),
         routes=tuple(reader.routes),
         complete=reader.complete,
         notes=tuple(reader.notes),
@@ -64,6 +64,13 @@ class _Reader:
         self.notes: list[str] = []
         self.complete = True
         self._current: str | None = None
+        self._addresses: dict[str, dict[IPAddress, IfAddress]] = {}
+        """Those of each interface, apart from it: a text may give it thousands."""
+
+    def joined(self) -> dict[str, Interface]:
+        """The interfaces with their addresses."""
+        held = self._addresses
+        return {n: replace(each, addresses=tuple(held.get(n, {}).values())) for n, each in self.interfaces.items()}
 
     def take(self, line: str) -> None:
         if is_gap(line):
@@ -84,11 +91,13 @@ class _Reader:
             self._inside(line)
 
     def _open(self, interface: Interface) -> None:
-        known = self.interfaces.get(interface.name)
-        if known is not None:  # `ip link` and `ip addr` of one node in one text
-            interface = replace(interface, addresses=interface.addresses or known.addresses)
         self.interfaces[interface.name] = interface
+        for found in interface.addresses:
+            self._hold(interface.name, found)
         self._current = interface.name
+
+    def _hold(self, name: str, found: IfAddress) -> None:
+        self._addresses.setdefault(name, {}).setdefault(found.ip, found)
 
     def _inside(self, line: str) -> None:
         """A line below the head of an interface."""
@@ -98,7 +107,7 @@ class _Reader:
         if inet := _INET.match(line):
             found = _of_inet(inet[1], inet[2], interface.name)
             if found is not None:
-                interface = replace(interface, addresses=(*interface.addresses, found))
+                self._hold(interface.name, found)
             elif is_hidden(inet[1]):
                 interface = replace(interface, hidden=True)
         elif link := re.match(r"^link/(\S+)(?:[ \t]+([0-9a-f:.]+))?", line):
@@ -115,10 +124,9 @@ class _Reader:
             return False
         route, own = found
         self.routes.append(route)
-        interface = self.interfaces.get(route.interface, Interface(route.interface))
-        if own is not None and all(known.ip != own.ip for known in interface.addresses):
-            interface = replace(interface, addresses=(*interface.addresses, own))
-        self.interfaces[route.interface] = interface
+        self.interfaces.setdefault(route.interface, Interface(route.interface))
+        if own is not None:
+            self._hold(route.interface, own)
         self._current = None
         return True
 

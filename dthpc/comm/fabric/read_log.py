@@ -6,8 +6,8 @@ import ipaddress
 import re
 from dataclasses import dataclass, field
 
-from dthpc.comm.fabric.lines import NAME, is_hidden, plain_lines, settings_of
-from dthpc.comm.fabric.model import FabricDevice, IfAddress, Interface, NodeNetwork
+from dthpc.comm.fabric.lines import NAME, is_hidden, plain_lines, settings_in, settings_of
+from dthpc.comm.fabric.model import FabricDevice, IfAddress, Interface, IPAddress, NodeNetwork
 from dthpc.placement.read.pci import named_kind
 from dthpc.placement.topology import Nic, Port
 
@@ -15,6 +15,7 @@ _IFACE = re.compile(
     rf"(?:\[\d+\])?(?<![\w.])({NAME}(?::\d+)?):(\d+\.\d+\.\d+\.\d+"
     r"|[0-9a-fA-F]{0,4}:[0-9a-fA-F:.]{0,45}(?:%[\w.-]{1,32})?|[\w*#?]{1,4}(?:\.[\w*#?]{1,4}){3})<\d+>"
 )
+_SHORTENED = re.compile(rf"(?:\[\d+\])?(?<![\w.])({NAME}):fe80::\.\.\.")
 _HCA = re.compile(rf"\[\d+\](?:{{\d+}})?[ ]?({NAME}):(\d+)/(IB|RoCE)\b")
 _HOST = re.compile(r"^(?:\[[^\]]*\][ \t]*)?([A-Za-z][\w.-]*?):(?:\d+:\d+|[ \t])")
 _NCCL = re.compile(r"\bNCCL (?:INFO|WARN)\b|\bNET ?/ ?(?:IB|Socket|OFI)\b")
@@ -25,9 +26,11 @@ _GLOO = re.compile(r"\b[Gg]loo\b|GLOO_|gloo/transport")
 class _Seen:
     """What the log told of one host."""
 
-    interfaces: dict[str, list[IfAddress]] = field(default_factory=dict)
+    interfaces: dict[str, dict[IPAddress, IfAddress]] = field(default_factory=dict)
     devices: dict[str, FabricDevice] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+    """In their order, each once."""
+
     settings: dict[str, str] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     """Interfaces whose address was blotted out."""
@@ -50,9 +53,8 @@ def read_log(text: str, name: str) -> list[NodeNetwork]:
         seen = hosts.setdefault(host[1] if host and known else name, _Seen())
         _take(seen, line, host.end(1) + 1 if host and known else 0)
     if len(hosts) == 1:
-        next(iter(hosts.values())).settings.update(
-            settings_of(text)
-        )  # those of lists (`name:`, `value:`) take two lines
+        # In the lists of a pod's description, name and value stand on lines of their own.
+        next(iter(hosts.values())).settings.update(settings_of(text))
     told = {host: seen for host, seen in hosts.items() if seen.interfaces or seen.devices or seen.notes}
     return [_node(host, seen) for host, seen in (told or hosts).items()]
 
@@ -60,20 +62,18 @@ def read_log(text: str, name: str) -> list[NodeNetwork]:
 def _take(seen: _Seen, line: str, start: int) -> None:
     for match in _IFACE.finditer(line, start):
         base, colon, _ = match[1].partition(":")
+        known = seen.interfaces.setdefault(base, {})
         try:
             ip = ipaddress.ip_address(match[2].split("%")[0])
-            addresses = [IfAddress(ip, label=match[1] if colon else None)]
+            known.setdefault(ip, IfAddress(ip, label=match[1] if colon else None))
         except ValueError:  # shortened, as `fe80::...`, or blotted out
-            addresses = []
             seen.hidden |= {base} if is_hidden(match[2]) else set()
-        known = seen.interfaces.setdefault(base, [])
-        known += [each for each in addresses if all(each.ip != other.ip for other in known)]
-    for match in re.finditer(rf"(?:\[\d+\])?(?<![\w.])({NAME}):fe80::\.\.\.", line[start:]):
-        seen.interfaces.setdefault(match[1], [])
+    for match in _SHORTENED.finditer(line, start):
+        seen.interfaces.setdefault(match[1], {})
     for match in _HCA.finditer(line, start):
         _device(seen, match[1], int(match[2]), match[3])
-    seen.settings.update(settings_of(line))
-    seen.notes += [note for note in _remarks(line) if note not in seen.notes]
+    seen.settings.update(settings_in(line))
+    seen.notes.update(dict.fromkeys(_remarks(line)))
 
 
 def _device(seen: _Seen, name: str, number: int, layer: str) -> None:
@@ -106,7 +106,13 @@ _REMARKS = [
 ]
 
 
+_HINT = re.compile(r"NET/|network Socket|libnccl-net|resolve|loopback|remote=|connect|169\.254\.|Unable to find", re.I)
+"""What a line has that any of these says something of: few lines of a log do."""
+
+
 def _remarks(line: str) -> list[str]:
+    if not _HINT.search(line):
+        return []
     found = [note for pattern, note in _REMARKS if re.search(pattern, line, re.I)]
     if lost := re.search(r"Unable to find (?:interface|address) for:? ([^\s,]+)", line):
         found.append(f"Gloo looked for an interface that is called {lost[1]!r}")
@@ -115,7 +121,7 @@ def _remarks(line: str) -> list[str]:
 
 def _node(host: str, seen: _Seen) -> NodeNetwork:
     interfaces = {
-        each: Interface(each, addresses=tuple(addresses), hidden=each in seen.hidden)
+        each: Interface(each, addresses=tuple(addresses.values()), hidden=each in seen.hidden)
         for each, addresses in seen.interfaces.items()
     }
     note = "a log shows what a library chose, not all that there is"

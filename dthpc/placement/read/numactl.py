@@ -15,7 +15,7 @@ _CPUS = re.compile(r"node (\d+) cpus:([\d\s,-]*?)(?=\s*(?:node|available|$|[A-Za
 _SIZE = re.compile(r"node (\d+) size:\s*(\d+) (MB|GB|kB)")
 _ROW = re.compile(r"^[ \t]*(\d+):((?:[ \t]+\d+)+)[ \t]*$", re.M)
 _SELF = 10
-"""Distance of a node from itself; smaller values are reserved (ACPI specification, "System Locality Information Table")."""
+"""Distance of a node from itself; smaller values are reserved (ACPI specification, table SLIT)."""
 
 _UNIT = {"kB": 2**10, "MB": 2**20, "GB": 2**30}
 
