@@ -2,6 +2,7 @@
 
     python benchmarks/mpi_backend.py                    2 and 4 ranks, about two minutes
     python benchmarks/mpi_backend.py --ranks 2 --quick  fewer sizes and rounds
+    python benchmarks/mpi_backend.py --only overlap     one part
 
 It starts its ranks by the `mpiexec` beside the interpreter. All three (mpi4py on NumPy arrays, torch on the MPI group,
 torch on Gloo) take turns in the same processes, so that a ratio compares like with like whatever else the machine does;
@@ -16,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,22 +34,24 @@ from dthpc.comm.mpi.runtime import load
 SIZES = [8, 1024, 16384, 65536, 262144, 2**20, 2**22, 2**24, 2**26]
 _RUNNING = 5
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
+PARTS = (*KINDS, "data_parallel", "overlap")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts of it")
     parser.add_argument("--store", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.store:
-        Rank(given.store, given.quick).run()
+        Rank(given.store, given.quick).run(given.only)
         return
     for size in given.ranks:
-        launch(size, given.quick)
+        launch(size, given.quick, given.only)
 
 
-def launch(size: int, quick: bool) -> None:
+def launch(size: int, quick: bool, only: Sequence[str]) -> None:
     """Run the measurement on some ranks."""
     launcher = Path(sys.executable).parent / "mpiexec"
     # Open MPI refuses by default what a measurement on one machine needs; MPICH does not read these.
@@ -56,9 +59,8 @@ def launch(size: int, quick: bool) -> None:
     mapping = {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         command = [str(launcher), "-n", str(size), sys.executable, __file__, "--store", f"{folder}/store"]
-        subprocess.run(
-            [*command, *(["--quick"] if quick else [])], env={**os.environ, **allowed, **mapping}, check=True
-        )
+        options = [*(["--quick"] if quick else []), "--only", *only]
+        subprocess.run([*command, *options], env={**os.environ, **allowed, **mapping}, check=True)
 
 
 class Rank:
@@ -86,18 +88,20 @@ class Rank:
         self.gloo: Any = dist.new_group(backend="gloo")
         self.library = runtime.library
 
-    def run(self) -> None:
-        """Measure and print."""
+    def run(self, only: Sequence[str]) -> None:
+        """Measure some parts, and print."""
         self.say(f"\n{self.size} ranks on {os.cpu_count()} cores, {self.library}, torch {torch.__version__}")
         self.say("lowest times in µs; 'over raw' is what the group adds to the call of mpi4py\n")
         self.say(
             f"{'operation':15} {'bytes':>9} {'mpi4py':>9} {'group':>9} {'over raw':>17} {'Gloo':>9} {'Gloo/group':>10}"
         )
-        for kind in KINDS:
+        for kind in (kind for kind in KINDS if kind in only):
             for nbytes in SIZES[:: 3 if self.quick else 1]:
                 self.compare(kind, nbytes)
-        self.data_parallel()
-        self.overlap()
+        if "data_parallel" in only:
+            self.data_parallel()
+        if "overlap" in only:
+            self.overlap()
         dist.destroy_process_group()
 
     def say(self, text: str) -> None:

@@ -17,9 +17,11 @@ from dthpc.comm.shared.room import ExchangeError
 class Lane:
     """Starts the operations of one group so that MPI sees them in the same order on all ranks.
 
-    MPI matches collectives of a communicator by the order in which ranks start them. An operation of one step is
-    started where it is called, and any number of them may be under way. An operation of several steps is alone: what
-    is called after it is started when it is over.
+    MPI matches collectives of a communicator by the order in which ranks start them. Any number of operations of one
+    step may be under way. An operation of several steps is alone: what is called after it is started when it is over.
+
+    An operation is started by whoever drives it first, those before it too: who calls an asynchronous one has other
+    things to do.
     """
 
     def __init__(self, board: Board, keep: Callable[[object], None], per_offer: int = 8) -> None:
@@ -42,17 +44,27 @@ class Lane:
         """Collectives so far."""
 
     def submit(self, operation: Operation) -> None:
-        """Start a collective, or have it started when it is its turn."""
+        """Have a collective started when it is its turn, and somebody drives it."""
         with self._lock:
             self.check()
             self.count += 1
             operation.number = self.count
-            if self.blocker is not None or self._queue:
-                self._queue.append(operation)
-                return
-            if self._start(operation):
-                return
-        operation.tell()
+            self._queue.append(operation)
+
+    def advance(self) -> None:
+        """Start what can be started."""
+        blocker = self.blocker
+        if blocker is not None:
+            blocker.poll()  # which starts what waited for it
+            return
+        over: list[Operation] = []
+        with self._lock:
+            while self._queue and self.blocker is None and self.broken is None:
+                following = self._queue.popleft()
+                if not self._start(following):
+                    over.append(following)
+        for following in over:
+            following.tell()
 
     def submit_now(self, operation: Operation) -> None:
         """Start a message between two ranks: those match by tag, and wait for no collective."""
@@ -113,17 +125,10 @@ class Lane:
 
     def ended(self, operation: Operation) -> None:
         """Start what waited for it."""
-        over: list[Operation] = []
         self._live.discard(operation)
         if self.blocker is operation:
-            with self._lock:
-                self.blocker = None
-                while self._queue and self.blocker is None and self.broken is None:
-                    following = self._queue.popleft()
-                    if not self._start(following):
-                        over.append(following)
-        for following in over:
-            following.tell()
+            self.blocker = None
+            self.advance()
 
     def slow(self, operation: Operation) -> None:
         """Tell the other ranks that this one waits."""

@@ -53,9 +53,8 @@ def briefly(requests: Sequence[Request] | None, steps: Steps, per_offer: int) ->
 class Order(Protocol):
     """The group's operations, as one of them sees them."""
 
-    @property
-    def blocker(self) -> Operation | None:
-        """The operation that later ones wait for."""
+    def advance(self) -> None:
+        """Start the operations whose turn it is."""
 
     def ended(self, operation: Operation) -> None:
         """Hear that an operation is over."""
@@ -124,9 +123,7 @@ class Operation:
         if self.over:
             return True
         if not self._started:
-            before = self._order.blocker
-            if before is not None and before is not self:
-                before.poll()
+            self._order.advance()
         elif self._step():
             self.tell()
             return True

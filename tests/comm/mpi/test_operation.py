@@ -51,12 +51,14 @@ def operation(lane: Lane, steps: Steps, timeout_s: float = 20.0, staged: bool = 
     return Operation(Call("operation"), steps, lane, timeout_s, staged=staged)
 
 
-def test_operations_of_one_step_are_started_where_they_are_called(lane: Lane) -> None:
+def test_who_drives_an_operation_starts_those_before_it_too(lane: Lane) -> None:
     log: list[str] = []
     gates = [Gate(), Gate()]
     started = [operation(lane, steps(log, name, gate)) for name, gate in zip("ab", gates, strict=True)]
     for one in started:
         lane.submit(one)
+    assert log == []
+    assert not started[1].poll()
     assert log == ["a0", "b0"]
     gates[1].open = True
     assert [one.poll() for one in started] == [False, True]
@@ -74,6 +76,8 @@ def test_nothing_starts_before_an_operation_of_several_steps_is_over(lane: Lane)
     lane.submit(stages)
     lane.submit(following)
     first.open = True
+    assert not following.poll()
+    assert log == ["a0"]
     assert not following.poll()
     assert log == ["a0", "a1"]
     second.open = third.open = True
@@ -128,10 +132,12 @@ def test_callbacks_come_once_and_may_submit(lane: Lane) -> None:
     log: list[str] = []
     gate = Gate()
     first = operation(lane, steps(log, "a", gate), staged=True)
-    first.then(lambda _: lane.submit(operation(lane, steps(log, "b"))))
+    second = operation(lane, steps(log, "b"))
+    first.then(lambda _: lane.submit(second))
     lane.submit(first)
     gate.open = True
     first.wait()
+    second.wait()
     first.then(lambda _: log.append("late"))
     assert log == ["a0", "a over", "b over", "late"]
 
