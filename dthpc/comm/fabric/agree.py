@@ -145,9 +145,12 @@ def _near(offer: Offer, slot: Slot, number: int) -> Slot | None:
         same = their.card.name == slot.card.name
         if their.version != slot.version or not (same or slot.lone or their.lone):
             continue
-        theirs = offer.numbers[their.place]
-        bits = _shared([number, theirs], slot.version)
-        certainty = _certainty(slot, number, their, theirs, bits)
+        if slot.lone or their.lone:
+            theirs = offer.numbers[their.place]
+            bits = _shared([number, theirs], slot.version)
+            certainty = _certainty(slot, number, their, theirs, bits)
+        else:
+            bits, certainty = 0, _ROUTED  # the same subnet was looked for already
         if certainty < 0 or (certainty == _ROUTED and not same):
             continue
         score = (certainty, int(same), their.card.quality, bits if certainty == _LIKELY else 0)
@@ -174,9 +177,11 @@ def _option(slots: Sequence[Slot], numbers: Sequence[int], certain: bool) -> Opt
     if certain:
         what = f"all nodes are in {slots[0].address(numbers[0]).network}"
         return Option(slots, numbers, _CERTAIN, 0, what)
-    bits = _shared(numbers, slots[0].version)
-    others = zip(slots[1:], numbers[1:], strict=True)
-    certainty = min(_certainty(slots[0], numbers[0], slot, number, bits) for slot, number in others)
+    bits, certainty = 0, _ROUTED
+    if any(slot.lone for slot in set(slots)):
+        bits = _shared(numbers, slots[0].version)
+        others = zip(slots[1:], numbers[1:], strict=True)
+        certainty = min(_certainty(slots[0], numbers[0], slot, number, bits) for slot, number in others)
     if certainty == _LIKELY:
         what = f"the nodes' addresses share their first {bits} bits, and prefixes are not told"
     else:
