@@ -52,9 +52,11 @@ def creator(runtime: Runtime) -> Callable[[Any, Any], MPIProcessGroup]:
 class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     """The ranks of one communicator.
 
-    Collectives are started in the calling thread, in the order of the calls, which must be the same on all ranks. A
-    synchronous one is driven to its end there; an asynchronous one by the process's progress thread, or by the thread
-    that waits for it. Several threads may use a group, if they agree on that order.
+    Collectives are started in the order of the calls, which must be the same on all ranks. A synchronous one is driven
+    to its end in the calling thread; an asynchronous one by the process's progress thread, or by the thread that waits
+    for it, from its start on. Several threads may use a group, if they agree on that order.
+
+    Between ranks of one node, sums and gathers of large tensors go through memory that they share (`Near`).
 
     Errors are `CommunicationError`s. After a time-out or an error of MPI the group is unusable, and says so.
     """

@@ -88,6 +88,8 @@ class Runtime:
         self.closed = True
         self.progress.close()
         if orderly and not self.kept and not self.mpi.Is_finalized():
+            if self.windows is not None:
+                self.windows.close()
             self.mpi.Finalize()
 
     def abort(self, code: int) -> None:

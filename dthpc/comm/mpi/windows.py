@@ -37,6 +37,7 @@ class Windows:
         self._made: dict[tuple[int, ...], list[Exchange]] = {}
         self._free: dict[tuple[int, ...], int] = {}
         self._near: list[frozenset[int]] = []
+        self._signals: list[WindowSignals] = []
 
     def take(self, comm: Any, members: Sequence[int]) -> Exchange | None:
         """A way through memory for the ranks of a communicator; collective.
@@ -64,9 +65,10 @@ class Windows:
         wanted = window_bytes(len(key))
         if min(room for _, room in told) < _LARGEST_PART * len(key) * wanted:
             return None
-        room = WindowSignals(self._mpi, comm)
+        signals = WindowSignals(self._mpi, comm)
+        self._signals.append(signals)
         # Who starts an asynchronous collective has other things to do than to copy.
-        exchange = Exchange(room, room.allocate(wanted), eager=False)
+        exchange = Exchange(signals, signals.allocate(wanted), eager=False)
         # The group's own methods are in the flight record.
         exchange.recorded = False
         made.append(exchange)
@@ -76,6 +78,11 @@ class Windows:
         """Return a window of which all collectives are complete."""
         key = tuple(members)
         self._free[key] = self._free.get(key, 0) | 1 << self._made[key].index(exchange)
+
+    def close(self) -> None:
+        """End all use; nothing may be under way."""
+        for signals in self._signals:
+            signals.close()
 
     def _on_one_node(self, comm: Any, members: frozenset[int]) -> bool:
         # All members of what is known took part in finding it out, so all know.
@@ -164,6 +171,12 @@ class WindowSignals:
         self._comm.Barrier()
         window.Sync()
         return segment
+
+    def close(self) -> None:
+        """Give the memory up."""
+        for window in self._windows:
+            window.Unlock_all()
+        self._windows.clear()
 
     def _have(self, counters: Sequence[memoryview], count: int) -> bool:
         for peer in self.peers:
