@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import tempfile
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from dthpc.resilience.stop import Stopped
 from dthpc.train.callbacks import Callback, EvalRecord, StepRecord
 from dthpc.train.loop import Training
 from tests.proof.mistakes import MISTAKES
-from tests.proof.reference import STEPS, Trained, merged
+from tests.proof.reference import BASE, STEPS, Trained
 from tests.ranks import RankPool
 from tests.train.tasks import make_context
 
@@ -56,17 +57,16 @@ def train_on_rank(
         mistake: that the ranks make.
         stop_after: updates after which the run is stopped, as by a preemption.
     """
-    values = merged({**overrides, "callbacks.recorder": {"_target_": "tests.proof.parallel.Recorder"}})
+    values = {**overrides, "callbacks.recorder": {"_target_": "tests.proof.parallel.Recorder"}}
     if stop_after is not None:
         # The last step's loss is told during the next one, at whose end the wish to stop is agreed on.
         target = {"_target_": "tests.train.tasks.StopAfter", "step": stop_after - 1, "rank": 0}
-        values["callbacks"]["stop"] = target
-    values.setdefault("parallel", {}).setdefault("offload", {})["folder"] = folder
+        values["callbacks.stop"] = target
+    values["parallel.offload.folder"] = folder
     if dist.get_backend() != "gloo":
         # What is to be held against one process is this backend.
-        values.setdefault("comm", {})["shared_memory"] = False
-    # As a rank reads it: a plain tree of values. Merging with the schema in OmegaConf takes longer than the training.
-    config = OmegaConf.create(_over(_defaults(), values))
+        values["comm.shared_memory"] = False
+    config = _configuration(values)
     context = make_context(rank, Path(folder))
     try:
         with MISTAKES[mistake].made() if mistake is not None else nullcontext():
@@ -80,10 +80,21 @@ def train_on_rank(
     return trained
 
 
+def _configuration(overrides: Mapping[str, Any]) -> Any:
+    """The configuration as a rank reads it: a plain tree of values, with some under dotted keys changed."""
+    config = pickle.loads(_pickled())
+    for key, value in overrides.items():
+        OmegaConf.update(config, key, value, merge=False)
+    return config
+
+
 @functools.cache
-def _defaults() -> dict[str, Any]:
+def _pickled() -> bytes:
+    """The configuration that all layouts share; building it anew, or merging it, takes OmegaConf many times as long as
+    reading it from this."""
     defaults: Any = OmegaConf.to_container(OmegaConf.structured(Config))
-    return {str(key): value for key, value in defaults.items() if value != "???"}
+    known = {str(key): value for key, value in defaults.items() if value != "???"}
+    return pickle.dumps(OmegaConf.create(_over(known, BASE)))
 
 
 def _over(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
@@ -112,14 +123,14 @@ def run_folder() -> tempfile.TemporaryDirectory[str]:
 
 def read_parameters(folder: str, step: int = STEPS) -> dict[str, Tensor]:
     """The whole parameters of a run's checkpoint, by global name, put together by torch's own reader."""
-    tensors = read_tensors(folder, step)
-    return {key.removeprefix("model."): tensor for key, tensor in tensors.items() if key.startswith("model.")}
+    return {key.removeprefix("model."): tensor for key, tensor in read_tensors(folder, step, "model.").items()}
 
 
-def read_tensors(folder: str, step: int = STEPS) -> dict[str, Tensor]:
-    """All tensors of a run's checkpoint."""
+def read_tensors(folder: str, step: int = STEPS, prefix: str = "") -> dict[str, Tensor]:
+    """All tensors of a run's checkpoint, or those whose names begin so."""
     [checkpoint] = [each for each in list_checkpoints(Path(folder) / "checkpoints") if each.step == step]
     known = FileSystemReader(checkpoint.path).read_metadata().state_dict_metadata
-    tensors = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in known.items()}
+    wanted = {key: entry for key, entry in known.items() if key.startswith(prefix)}
+    tensors = {key: torch.empty(entry.size, dtype=entry.properties.dtype) for key, entry in wanted.items()}
     load(tensors, storage_reader=FileSystemReader(checkpoint.path), no_dist=True)
     return tensors
