@@ -121,8 +121,12 @@ class Rank:
         over = f"{group / raw:6.2f} × {group - raw:+7.1f}"
         self.say(f"{kind:15} {nbytes:9} {raw:9.1f} {group:9.1f} {over:>17} {gloo:9.1f} {gloo / group:10.2f}")
 
-    def lowest(self, calls: list[Callable[[], object]], rounds: int) -> list[float]:
+    def lowest(self, calls: Sequence[Callable[[], object]], rounds: int) -> list[float]:
         """Lowest times of calls that take turns, each a few times running; the slowest rank's time counts."""
+        return [float(row.min()) for row in self.times(calls, rounds)]
+
+    def times(self, calls: Sequence[Callable[[], object]], rounds: int) -> Any:
+        """All times, `[calls, rounds]`, likewise."""
         times: list[list[float]] = [[] for _ in calls]
         for _ in range(max(2, rounds // _RUNNING)):
             for call, kept in zip(calls, times, strict=True):
@@ -135,7 +139,7 @@ class Rank:
         mine = np.array(times)
         slowest = np.empty_like(mine)
         self.comm.Allreduce(mine, slowest, self.mpi.MAX)
-        return [float(row.min()) for row in slowest]
+        return slowest
 
     def raw(self, kind: str, nbytes: int) -> Callable[[], object]:
         """The call of mpi4py on NumPy arrays."""
@@ -190,22 +194,30 @@ class Rank:
             return DistributedDataParallel(model(), process_group=group, gradient_as_bucket_view=True)
 
         steps = [_step(one, batch) for one in (model(), parallel(None), parallel(self.gloo))]
-        alone, group, gloo = self.lowest(steps, 6 if self.quick else 20)
-        self.say(f"\nDDP, 8 layers of 2.4 MB: step alone {1e3 * alone:.1f} ms, on the group {1e3 * group:.1f}, on Gloo "
-                 f"{1e3 * gloo:.1f}: overhead {(group - alone) / (gloo - alone):.2f} × Gloo's")  # fmt: skip
+        times = self.times(steps, 6 if self.quick else 20)
+        self.say("\nDDP, 8 layers of 2.4 MB")
+        for name, row in (("least", times.min(axis=1)), ("median", np.median(times, axis=1))):
+            alone, group, gloo = (float(seconds) for seconds in row)
+            self.say(f"  {name} times: step alone {1e3 * alone:.1f} ms, on the group {1e3 * group:.1f}, on Gloo "
+                     f"{1e3 * gloo:.1f}: overhead {(group - alone) / (gloo - alone):.2f} × Gloo's")  # fmt: skip
 
     def overlap(self) -> None:
         """How much of the communication is hidden behind computation that only sleeps."""
-        tensors = [torch.ones(2**21) for _ in range(16)]
+        self.say("\nOverlap, 16 times a sleep and then an all-reduce; the last can't be hidden:")
+        for mib, sleep_s in ((8, 0.015), (25, 0.030)):  # DDP's buckets have 25 MiB
+            self.hidden([torch.ones(mib << 18) for _ in range(16)], sleep_s)
+
+    def hidden(self, tensors: list[Tensor], sleep_s: float) -> None:
+        """The same with some tensors, each after a sleep."""
 
         def compute() -> None:
             for _ in tensors:
-                time.sleep(0.015)
+                time.sleep(sleep_s)
 
         def both(group: Any) -> None:
             works: list[Any] = []
             for tensor in tensors:
-                time.sleep(0.015)
+                time.sleep(sleep_s)
                 works.append(dist.all_reduce(tensor, group=group, async_op=True))
             for work in works:
                 work.wait()
@@ -214,13 +226,13 @@ class Rank:
             for tensor in tensors:
                 dist.all_reduce(tensor, group=group)
 
-        self.say("Overlap, 16 times 15 ms of sleep, then an all-reduce of 8 MiB; the last can't be hidden:")
+        size = f"{tensors[0].nbytes >> 20} MiB after {1e3 * sleep_s:.0f} ms"
         for name, group in (("the group", None), ("Gloo", self.gloo)):
             calls = [compute, lambda g=group: both(g), lambda g=group: talk(g)]
             alone, together, only = (1e3 * seconds for seconds in self.lowest(calls, 5 if self.quick else 10))
             hidden = 100 * (1 - (together - alone) / only)
-            self.say(f"  {name}: sleep {alone:.1f} ms, with communication {together:.1f}, that alone {only:.1f}: "
-                     f"{hidden:.0f} % hidden")  # fmt: skip
+            self.say(f"  {size}, {name}: sleep {alone:.1f} ms, with communication {together:.1f}, that alone "
+                     f"{only:.1f}: {hidden:.0f} % hidden")  # fmt: skip
 
 
 def _step(model: nn.Module, batch: Tensor) -> Callable[[], None]:

@@ -21,6 +21,9 @@ _NAP_MOST_S = 300e-6
 _GRACE_S = 100e-6
 """Who starts an operation often waits for it at once; only after this time is it driven for it."""
 
+_ASIDE_S = 1e-3
+"""How long it naps while a thread waits for an operation: that one drives MPI for all, and needs its core."""
+
 _LINGER_S = 2e-3
 """How long the thread looks for more after the last operation, so that nobody has to wake it."""
 
@@ -162,10 +165,10 @@ class Progress:
                     self._changed.wait()
                     last = time.monotonic()
                     continue
-            # Who waits for one drives MPI for all; what follows in others needs a look now and then.
+            # What follows in other operations than the one that is waited for needs a look now and then.
             for operation in driven:
                 operation.poll()
-            time.sleep(_GRACE_S)
+            time.sleep(_ASIDE_S if waited_for else _GRACE_S)
 
 
 def _nap_exactly() -> None:
