@@ -57,7 +57,7 @@ class CommConfig:
 
     shared_memory: Any = "auto"
     """Whether ranks that compute on the CPUs of one host talk over memory instead of the network: `auto` (where they
-    can), `true` (or it is an error) or `false`."""
+    can), `true` (or it is an error) or `false`. With `false`, MPI's groups keep to MPI's own calls as well."""
 
     hierarchical: Any = False
     """Whether replicas that share nodes sum gradients in three steps, in the node, across, and in the node: `true` (or
