@@ -11,6 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dthpc.parallel.pipeline.links import Links
+from dthpc.parallel.pipeline.runtime import execute
+from dthpc.parallel.pipeline.schedule import build
+from dthpc.parallel.pipeline.worker import MicroBatch, ModuleWorker
+
+RANKS = 3
 RETURNED = 3
 """Calls that go well before something happens."""
 
@@ -83,6 +89,20 @@ def unheard(config: Any, context: Any) -> None:
         dist.recv(torch.ones(7), 1)
     while True:
         time.sleep(0.01)
+
+
+def stage_missing(config: Any, context: Any) -> None:
+    """A stage of a pipeline does not come to its work."""
+    rank = context.identity.rank
+    schedule = build("1f1b", RANKS, 1, RANKS)
+    links = Links(schedule, dist.group.WORLD, torch.device("cpu"))
+    worker = ModuleWorker({rank: torch.nn.Linear(6, 6)}, RANKS, lambda outputs, targets: (outputs.sum(), 1))
+    batches = [MicroBatch(torch.ones(2, 6), torch.ones(2), 2)] * RANKS
+    for step in range(3):
+        while rank == 1 and step == 2:
+            time.sleep(0.01)
+        worker.begin(batches, schedule.actions[rank])
+        execute(schedule.actions[rank], worker, links)
 
 
 def in_cxx(config: Any, context: Any) -> None:

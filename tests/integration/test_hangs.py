@@ -13,10 +13,10 @@ from dthpc.monitor.events import read_events
 from dthpc.resilience.outcome import RankRecord, read_records
 from dthpc.rundir import AttemptDir, RunDir, read_json
 from tests.attempt.runs import alive, wait_for
+from tests.integration.hangs import RANKS
 from tests.integration.trial import submit
 
 TIMEOUT_S = 6
-RANKS = 3
 WORDS = [
     f"cluster.tasks_per_node={RANKS}",
     "cluster.requeue=never",
@@ -54,7 +54,7 @@ class Hang:
         return {record["rank"]: record for record in found if record}
 
 
-JOBS = ["killed", "stopped", "endless", "different", "raises", "unheard", "in_cxx", "patient"]
+JOBS = ["killed", "stopped", "endless", "different", "raises", "unheard", "stage_missing", "in_cxx", "patient"]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,9 @@ def test_a_rank_that_never_comes_is_named_with_the_place_where_it_is(hangs: dict
     assert sorted(hang.records()) == [0, 1, 2] == sorted(hang.flights())
     assert read_json(hang.attempt.verdict)["blamed"] == [2]
     incidents = [event["what"] for event in read_events(hang.run.events)[0] if event["kind"] == "incident"]
-    assert incidents == ["slow collective", "ranks out of step"]
+    # On a machine with other work an earlier collective may be slow as well.
+    assert list(dict.fromkeys(incidents)) == ["slow collective", "ranks out of step"]
+    assert incidents[-1] == "ranks out of step"
 
 
 def test_different_collectives_are_told_with_who_called_what(hangs: dict[str, Future[Hang]]) -> None:
@@ -120,6 +122,15 @@ def test_a_rank_that_raises_is_the_cause_and_the_others_end_with_it(hangs: dict[
 def test_a_message_that_nobody_sends_is_blamed_on_its_sender(hangs: dict[str, Future[Hang]]) -> None:
     hang = hangs["unheard"].result()
     assert hang.reason.startswith("rank 0's recv from rank 1 [7] float32 (tests/integration/hangs.py:")
+    assert read_json(hang.attempt.verdict)["blamed"] == [1]
+
+
+def test_a_stage_that_does_not_come_is_blamed_by_those_that_wait_for_its_activations(
+    hangs: dict[str, Future[Hang]],
+) -> None:
+    hang = hangs["stage_missing"].result()
+    assert "recv from rank 1" in hang.reason
+    assert "tests/integration/hangs.py" in hang.reason
     assert read_json(hang.attempt.verdict)["blamed"] == [1]
 
 

@@ -17,6 +17,7 @@ from dthpc.comm.watchdog.hooks import Hooks
 from dthpc.comm.watchdog.hub import Hub
 from dthpc.comm.watchdog.recorder import Recorder
 from dthpc.comm.watchdog.torch_record import TorchRecord, export, nccl_variables, set_default_timeout
+from dthpc.comm.watchdog.waiting import record_with, stop_recording
 from dthpc.comm.watchdog.watchdog import Ending, Watchdog, say
 from dthpc.comm.watchdog.wire import Line
 from dthpc.rundir import AttemptDir, write_json
@@ -88,8 +89,10 @@ class Session:
         self._hub = None
         recorder = Recorder(settings.record) if settings.record > 0 else None
         self._hooks = None if recorder is None else Hooks(recorder)
-        if self._hooks is not None:
+        self._recorder = recorder
+        if self._hooks is not None and recorder is not None:
             self._hooks.add(type(dist.group.WORLD))
+            record_with(recorder)
         if identity.rank == 0:
             self._hub = Hub(identity.world_size, settings.silence_s, warn=self._warn, end=self._judge)
             meeting.store.set(_KEY, json.dumps({"port": self._hub.port, "word": self._hub.word}))
@@ -110,8 +113,9 @@ class Session:
         self.watchdog.close()
         if self._hub is not None:
             self._hub.close()
-        if self._hooks is not None:
+        if self._hooks is not None and self._recorder is not None:
             self._hooks.remove()
+            stop_recording(self._recorder)
 
     def _warn(self, verdict: Verdict) -> None:
         say(f"dthpc: {verdict.text()}")

@@ -411,7 +411,7 @@ def _wires(schedule: Schedule, group: dist.ProcessGroup | None, rank: int, devic
     except (AttributeError, RuntimeError):  # a backend that keeps none
         options = None
     timeout = getattr(options, "_timeout", None) or dist.default_pg_timeout
-    return Wires(connect(group, _neighbours(schedule, rank)), timeout.total_seconds())
+    return Wires(connect(group, _neighbours(schedule, rank)), timeout.total_seconds(), group)
 
 
 def _receipts(schedule: Schedule, rank: int) -> dict[Action, list[Action]]:

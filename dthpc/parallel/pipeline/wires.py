@@ -24,6 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dthpc.comm.watchdog.waiting import waiting
+
 SHORT = 1 << 16
 """Bytes of the longest message that is short."""
 
@@ -32,6 +34,9 @@ _HEAD = 64
 
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 """The kernel takes a message now or not at all, and tells by an error that the other end is gone."""
+
+_UNNOTED_S = 1.0
+"""How long a rank waits before it notes that in the flight record, which takes time."""
 
 _PATIENCE_S = 20.0
 """How long ranks of one host wait for each other in the handshake, which takes milliseconds."""
@@ -63,14 +68,15 @@ class Wires:
     `send` and `receive` touch counts several-fold, so what is the same for messages of one form is in a `Place`.
     """
 
-    def __init__(self, sockets: dict[int, socket.socket], timeout_s: float) -> None:
+    def __init__(self, sockets: dict[int, socket.socket], timeout_s: float, group: Any = None) -> None:
         """Take connected sockets that keep messages apart, by the rank at the other end.
 
         Args:
             sockets: become this object's.
             timeout_s: how long a rank may keep this one waiting.
+            group: the process group whose ranks they are, for the flight record.
         """
-        self._sockets, self._timeout_s = sockets, timeout_s
+        self._sockets, self._timeout_s, self._group = sockets, timeout_s, group
         self._takes = {peer: one.recv_into for peer, one in sockets.items()}
         self._pushes = {peer: one.send for peer, one in sockets.items()}
         self._pending: dict[int, deque[bytes]] = {peer: deque() for peer in sockets}
@@ -82,7 +88,8 @@ class Wires:
         self._in, self._out = (memoryview(cast(Any, box.numpy())) for box in (self._inbox, self._outbox))
         self._tag_in, self._tag_out = self._in[:8].cast("q"), self._out[:8].cast("q")
         self._places: dict[tuple[torch.Size, torch.dtype], Place] = {}
-        limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+        soon_s = min(timeout_s, _UNNOTED_S)
+        limit = struct.pack("ll", int(soon_s), int(soon_s % 1 * 1e6))
         for one in sockets.values():
             one.setblocking(True)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
@@ -164,15 +171,25 @@ class Wires:
     def _take(self, peer: int) -> int:
         """Wait for the next message of a rank, whichever it is; returns its length."""
         try:
-            count = self._takes[peer](self._in)
-        except BlockingIOError:
-            why = f"timed out: rank {peer} of the pipeline has sent nothing for {self._timeout_s:g} s"
-            raise dist.DistNetworkError(why) from None
+            try:
+                count = self._takes[peer](self._in)
+            except BlockingIOError:
+                self._wait_on(peer)
+                count = self._takes[peer](self._in)
         except OSError as error:
             raise self._gone(peer) from error
         if not count:
             raise self._gone(peer)
         return count
+
+    def _wait_on(self, peer: int) -> None:
+        """Go on waiting for a rank that has kept this one waiting already, where the watchdog sees it."""
+        poll = select.poll()
+        poll.register(self._sockets[peer], select.POLLIN)
+        with waiting(self._group, "recv", peer):
+            if not poll.poll(max(0.0, self._timeout_s - _UNNOTED_S) * 1e3):
+                why = f"timed out: rank {peer} of the pipeline has sent nothing for {self._timeout_s:g} s"
+                raise dist.DistNetworkError(why)
 
     def _keep(self, peer: int, count: int) -> None:
         self._early[peer, self._tag_in[0]].append(self._inbox[:count].clone())
