@@ -8,15 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TextIO
 
 from dthpc.comm.fabric.report import report
-from dthpc.errors import UserError, UserErrors, nearest, raise_together
+from dthpc.errors import UserError, UserErrors, nearest, raise_together, tell
 from dthpc.monitor.table import print_lines
+from dthpc.options import OptionParser, choice, file, filled, whole
 from dthpc.placement.cpuset import parse_cpus
 from dthpc.placement.diagnose import diagnose
 from dthpc.placement.diagnose_node import diagnose_node
@@ -77,79 +77,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _examine(arguments, sys.stdout)
     except UserError as found:
         error = _as_options(found, any(word.startswith("--vis") for word in words))
-        every = error.errors if isinstance(error, UserErrors) else [error]
-        if "--json" in words:
-            told = [{"key": e.key, "value": str(e.value), "why": e.why, "instead": e.instead} for e in every]
-            print(json.dumps({"schema": SCHEMA, "errors": told}, indent=2))
-        for one in every:
-            print(f"dthpc: {one.message()}", file=sys.stderr)
+        tell(error, "--json" in words, {"schema": SCHEMA})
         return EXIT_USER_ERROR
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Tells what it does not understand as every other mistake is told."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise argparse's finding.
-
-        Raises:
-            UserError: always.
-        """
-        strange = re.fullmatch(r"unrecognized arguments: (?:-- )?(\S+).*", message, re.DOTALL)
-        if strange is not None:
-            known = [option for action in self._actions for option in action.option_strings]
-            instead = nearest(strange[1], known) if strange[1].startswith("-") else f"--topology {strange[1]}"
-            raise UserError("there is no such option", key=strange[1], instead=instead)
-        about = re.fullmatch(r"argument ([^\s:/]+): (.*)", message, re.DOTALL)
-        if about is not None and about[2].startswith("expected"):
-            action = next(each for each in self._actions if about[1] in each.option_strings)
-            raise UserError("no value is given", key=about[1], instead=f"{about[1]} {action.metavar}")
-        raise UserError(about[2] if about is not None else message, key=about and about[1], instead="see --help")
-
-
-def _whole(option: str) -> Callable[[str], int]:
-    """Reads a whole number; how small or large it may be is told where it is used."""
-
-    def read(text: str) -> int:
-        if re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", text) is None:
-            raise UserError("no whole number (of up to nine digits)", key=option, value=text, instead=f"{option} 4")
-        return int(text)
-
-    return read
-
-
-def _word(option: str, valid: Sequence[str]) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if text not in valid:
-            raise UserError("no such choice", key=option, value=text, instead=nearest(text, valid))
-        return text
-
-    return read
-
-
-def _text(option: str, example: str) -> Callable[[str], str]:
-    """Reads anything but nothing: what an unset variable of the shell leaves would be taken for a value."""
-
-    def read(text: str) -> str:
-        if not text.strip():
-            raise UserError("the value is empty", key=option, instead=f"{option} {example}, or leave {option} out")
-        return text
-
-    return read
-
-
-def _file(option: str, example: str) -> Callable[[str], Path]:
-    def read(text: str) -> Path:
-        return Path(_text(option, example)(text))
-
-    return read
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
+        bare="--topology",
         prog="python -m dthpc.doctor",
         description="Show a node's topology, where ranks would go on it, and what is wrong with it.",
         epilog=_EPILOG,
@@ -159,64 +96,64 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--topology",
         nargs="+",
-        type=_file("--topology", "topo.txt"),
+        type=file("--topology", "topo.txt"),
         metavar="FILE",
         help="texts of another node; -: standard input (default: this node)",
     )
     add(
         "--ranks",
-        type=_whole("--ranks"),
+        type=whole("--ranks"),
         metavar="N",
         help="ranks on the node (default: one a GPU, or one a memory node)",
     )
     add(
         "--gpus",
-        type=_whole("--gpus"),
+        type=whole("--gpus"),
         metavar="N",
         help="GPUs that the ranks use together (default: one each; 0: none)",
     )
     add(
         "--cores-per-rank",
-        type=_whole("--cores-per-rank"),
+        type=whole("--cores-per-rank"),
         metavar="N",
         help="cores of each rank (default: its share)",
     )
     add(
         "--helpers",
-        type=_whole("--helpers"),
+        type=whole("--helpers"),
         metavar="N",
         help="cores of each share for data loading and communication threads",
     )
     add(
         "--smt",
-        type=_word("--smt", SMT),
+        type=choice("--smt", SMT),
         default="one",
         metavar=f"{{{','.join(SMT)}}}",
         help="hardware threads of a core (default: one)",
     )
     add(
         "--reserve",
-        type=_text("--reserve", "0,8"),
+        type=filled("--reserve", "0,8"),
         metavar="CPUS",
         help="CPUs left alone, such as 0,8, or the word l3 or numa: the first core of each",
     )
     add(
         "--cpus",
-        type=_text("--cpus", "0-31"),
+        type=filled("--cpus", "0-31"),
         metavar="CPUS",
         help="CPUs that may be used, such as 0-31 (default: all that are allowed)",
     )
     add("--visible", metavar="IDS", help="GPUs that may be used, as in CUDA_VISIBLE_DEVICES")
-    add("--nics", type=_whole("--nics"), metavar="N", help="NICs of each rank (default: its share of the nearest)")
+    add("--nics", type=whole("--nics"), metavar="N", help="NICs of each rank (default: its share of the nearest)")
     add(
         "--axes",
-        type=_text("--axes", "tp=4"),
+        type=filled("--axes", "tp=4"),
         metavar="A=N,…",
         help="the layout from the innermost axis, such as tp=4,shard=2: who talks most",
     )
     add(
         "--folder",
-        type=_file("--folder", "runs"),
+        type=file("--folder", "runs"),
         default=Path("runs"),
         metavar="FOLDER",
         help="where runs are written (default: runs)",
@@ -224,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--network",
         nargs="*",
-        type=_file("--network", "node1.txt"),
+        type=file("--network", "node1.txt"),
         metavar="FILE",
         help="which network ranks would use, of nodes that texts show (`ip addr`, `ifconfig`, `ibdev2netdev`, NCCL's "
         "log, settings, …; one file a node); without a file: of this one",

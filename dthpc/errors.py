@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 class UserError(Exception):
@@ -64,6 +67,22 @@ def raise_together(errors: Iterable[UserError]) -> None:
         raise found[0]
     if found:
         raise UserErrors(found)
+
+
+def tell(error: UserError, as_json: bool, head: Mapping[str, Any] | None = None) -> None:
+    """Print an error as the doors do: each mistake on a line of stderr, and on stdout one object for programs.
+
+    Args:
+        error: what was found.
+        as_json: whether a program reads stdout.
+        head: what the object says beside the errors.
+    """
+    errors = error.errors if isinstance(error, UserErrors) else [error]
+    if as_json:
+        told = [{"key": e.key, "value": str(e.value), "why": e.why, "instead": e.instead} for e in errors]
+        print(json.dumps({**(head or {}), "errors": told}, indent=2))
+    for each in errors:
+        print(f"dthpc: {each.message()}", file=sys.stderr)
 
 
 def nearest(word: str, valid: Iterable[str], count: int = 3) -> str:

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from dthpc.errors import UserError, nearest
+from dthpc.errors import UserError, nearest, tell
 from dthpc.monitor.summary import short_path
 from dthpc.monitor.table import print_lines
+from dthpc.options import OptionParser, file
 from dthpc.rundir import RunDir
 from dthpc.watch.follow import follow
 from dthpc.watch.report import SCHEMA, STATES, RunReport
@@ -42,11 +43,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    arguments = _parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _show(arguments, sys.stdout)
+        # Runs may stand before, between and after options.
+        return _show(_parser().parse_intermixed_args(words), sys.stdout)
     except UserError as error:
-        print(f"dthpc: {error.message()}", file=sys.stderr)
+        tell(error, "--json" in words, {"schema": SCHEMA})
         return EXIT_USER_ERROR
     except BrokenPipeError:
         # The reader (`head`, `less`) has seen enough; nothing more may be written, not even by the closing interpreter.
@@ -57,14 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = OptionParser(
         prog="python -m dthpc.status",
         description="Show all runs, or some in detail.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help="a run to show in detail; none: a table of all")
-    parser.add_argument("--root", default="runs", type=Path, help="folder that holds the runs (default: runs)")
+    parser.add_argument(
+        "--root",
+        default="runs",
+        type=file("--root", "runs"),
+        metavar="FOLDER",
+        help="folder that holds the runs (default: runs)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--watch", action="store_true", help="follow one run until it ends")
     parser.add_argument(

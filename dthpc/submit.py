@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dthpc import __version__
 from dthpc.config.compose import read_command_line
-from dthpc.errors import UserError, UserErrors
+from dthpc.errors import UserError, tell
 
 if TYPE_CHECKING:
     from dthpc.launch.submission import Prepared
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found, _ = read_command_line(words, _program(words))
         return _run(found) if found else 0
     except UserError as error:
-        _tell(error, as_json=any(re.fullmatch(r"\+*json=(true|yes|on|1)", word, re.IGNORECASE) for word in words))
+        tell(error, as_json=any(re.fullmatch(r"\+*json=(true|yes|on|1)", word, re.IGNORECASE) for word in words))
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return 130
@@ -130,15 +130,6 @@ def _as_dict(item: Prepared, job_id: str | None) -> dict[str, Any]:
         "job_id": job_id,
         "state": "finished" if item.finished else "submitted",
     }
-
-
-def _tell(error: UserError, as_json: bool) -> None:
-    errors = error.errors if isinstance(error, UserErrors) else [error]
-    if as_json:
-        told = [{"key": e.key, "value": str(e.value), "why": e.why, "instead": e.instead} for e in errors]
-        print(json.dumps({"errors": told}, indent=2))
-    for each in errors:
-        print(f"dthpc: {each.message()}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ PICTURE = [
     ["config"],
     ["monitor"],
     ["rundir"],
+    ["options"],
     ["errors"],
     ["__init__"],
 ]

@@ -84,7 +84,7 @@ def test_a_text_from_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pyt
         (["--folder", ""], "--folder: the value is empty"),
         (["--visible", "7"], "--visible=7"),
         (["--cores", "2", "--hlepers", "1"], "--hlepers: there is no such option. Instead: did you mean --helpers"),
-        (["--", "topo.txt"], "topo.txt: there is no such option. Instead: --topology topo.txt"),
+        (["--", "topo.txt"], "topo.txt: this word has no place here. Instead: --topology topo.txt"),
         (["-j", "4"], "-j: there is no such option"),
     ],
 )
@@ -100,7 +100,7 @@ def test_words_that_are_no_options_are_told_in_json_too(capsys: pytest.CaptureFi
     out, err = capsys.readouterr()
     (error,) = json.loads(out)["errors"]
     assert error["key"] == "everything"
-    assert err == "dthpc: everything: there is no such option. Instead: --topology everything\n"
+    assert err == "dthpc: everything: this word has no place here. Instead: --topology everything\n"
     assert doctor.main(["--topology"]) == doctor.EXIT_USER_ERROR
     assert capsys.readouterr().err == "dthpc: --topology: no value is given. Instead: --topology FILE\n"
 

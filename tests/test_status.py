@@ -72,6 +72,36 @@ def test_a_run_is_named_by_name_folder_or_job(root: Path, word: str, capsys: pyt
     assert capsys.readouterr().out.startswith("run           queued\n")
 
 
+def test_runs_may_stand_between_options(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["good", "--logs", "queued", "--root", "runs"]) == 0
+    shown = capsys.readouterr().out
+    assert "run           queued\n" in shown
+    assert "no rank has written a log" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--wach", "good"], "--wach: there is no such option. Instead: did you mean --watch?"),
+        (["good", "--root"], "--root: no value is given. Instead: --root FOLDER"),
+        (["good", "--root="], "--root: the value is empty. Instead: --root runs, or leave --root out"),
+        (["--logs=5", "good"], "--logs: takes no value. Instead: --logs alone, or leave it out"),
+    ],
+)
+def test_words_that_are_no_options_are_told_in_one_line(
+    root: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert capsys.readouterr() == ("", f"dthpc: {told}\n")
+
+
+def test_a_mistake_is_told_in_json_too(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["god", "--json"]) == 2
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert (error["key"], error["value"]) == ("run", "god")
+    assert "did you mean good?" in error["why"]
+
+
 def test_the_logs_of_all_ranks_are_shown_when_asked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "good/attempts/0/rank-00000.log").write_text("hello from rank 0\n")
     assert main(["good", "--logs"]) == 0
