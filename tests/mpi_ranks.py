@@ -21,7 +21,7 @@ from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from tests.ranks import COLLECTIVE_S, PATIENCE_S, RankFailed, repository
+from tests.ranks import COLLECTIVE_S, MEETINGS, PATIENCE_S, RankFailed, meeting_place, repository
 
 LEAST = 4
 """Ranks that are started at least."""
@@ -56,10 +56,9 @@ class MpiRankPool:
         if len(self._connections) < size:
             self._stop()
             self._start(max(size, LEAST))
-        self._count += 1
-        store = str(Path(self._folder.name) / f"store-{self._count}")
+        meeting = f"task-{next(MEETINGS)}"
         for rank in range(size):
-            _send(self._connections[rank], (rank, size, store, function, arguments))
+            _send(self._connections[rank], (rank, size, meeting, function, arguments))
         answers = self._collect(size)
         if any(error for _, error in answers.values()):
             raise RankFailed([answers[rank][1] for rank in range(size)], list(answers))
@@ -99,10 +98,11 @@ class MpiRankPool:
     def _start(self, size: int) -> None:
         self._count += 1
         address = str(Path(self._folder.name) / f"pool-{self._count}")
+        words = [address, str(size), str(meeting_place().port)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         with Listener(address, backlog=size) as listener:
             self._process = subprocess.Popen(
-                [*self._launcher, "-n", str(size), self._python, "-m", "tests.mpi_ranks", address, str(size)],
+                [*self._launcher, "-n", str(size), self._python, "-m", "tests.mpi_ranks", *words],
                 cwd=repository(),
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -163,7 +163,7 @@ def _receive(connection: Connection) -> Any:
     return pickle.loads(connection.recv_bytes())
 
 
-def _serve(address: str, size: int) -> None:
+def _serve(address: str, size: int, port: int) -> None:
     import torch
     import torch.distributed as dist
     from mpi4py import rc
@@ -178,18 +178,19 @@ def _serve(address: str, size: int) -> None:
     own = MPI.COMM_WORLD.Get_rank()
     runtime = load(own, size)
     register(runtime)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     gc.freeze()
     connection = Client(address)
     _send(connection, own)
     while True:
         try:
-            rank, members, store, function, arguments = _receive(connection)
+            rank, members, meeting, function, arguments = _receive(connection)
         except EOFError:
             return
         try:
             dist.init_process_group(
                 BACKEND,
-                store=dist.FileStore(store, members),
+                store=dist.PrefixStore(meeting, store),
                 rank=rank,
                 world_size=members,
                 timeout=timedelta(seconds=COLLECTIVE_S),
@@ -207,4 +208,4 @@ def _serve(address: str, size: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], int(sys.argv[2]))
+    _serve(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

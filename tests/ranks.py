@@ -5,21 +5,28 @@ from __future__ import annotations
 import atexit
 import functools
 import gc
+import itertools
 import multiprocessing
-import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
 
 PATIENCE_S = 5.0
 """Once one rank has failed, how long the others may take to end; they often wait for it in a collective."""
 
 COLLECTIVE_S = 60.0
 """How long a rank waits for others in a collective."""
+
+MEETINGS = itertools.count()
+"""Numbers of the tasks of all pools, which meet in one store."""
 
 
 class RankFailed(Exception):
@@ -39,8 +46,6 @@ class RankPool:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "hydra.utils", "dthpc.jobs.train"])
         self._workers: list[tuple[Any, Connection]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="dthpc-ranks-")
-        self._tasks = 0
 
     def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Run a function on ranks 0 … size-1 of a fresh Gloo group; returns their results in order.
@@ -50,10 +55,9 @@ class RankPool:
         """
         while len(self._workers) < size:
             self._workers.append(self._start())
-        self._tasks += 1
-        store = str(Path(self._folder.name) / f"store-{self._tasks}")
+        meeting = f"task-{next(MEETINGS)}"
         for rank in range(size):
-            self._workers[rank][1].send((rank, size, store, function, arguments))
+            self._workers[rank][1].send((rank, size, meeting, function, arguments))
         answers = self._collect(size)
         if any(error for _, error in answers.values()):
             raise RankFailed([answers[rank][1] for rank in range(size)], list(answers))
@@ -64,7 +68,6 @@ class RankPool:
         for process, connection in self._workers:
             connection.close()
             process.join(timeout=20)
-        self._folder.cleanup()
 
     def _collect(self, size: int) -> dict[int, tuple[Any, str | None]]:
         """The answers of all ranks, in the order in which they came."""
@@ -101,7 +104,7 @@ class RankPool:
 
     def _start(self) -> tuple[Any, Connection]:
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+        process = self._context.Process(target=_serve, args=(theirs, meeting_place().port), daemon=True)
         process.start()
         theirs.close()
         return process, ours
@@ -115,21 +118,47 @@ def pool() -> RankPool:
     return started
 
 
-def _serve(connection: Connection) -> None:
+@functools.cache
+def meeting_place() -> TCPStore:
+    """The store through which the ranks of this session meet: those that wait for a file look for it only now and then,
+    at each group anew."""
+    from torch.distributed import TCPStore
+
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def leave_groups() -> None:
+    """Destroy all process groups of this process, without a wait for their connections to be closed."""
+    import torch.distributed as dist
+
+    groups = list(dist.distributed_c10d._world.pg_map)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    # A group that could not start keeps its number, and then no later one would have the same on all ranks.
+    dist.distributed_c10d._world.group_count = 0
+    # Each group has threads that wake up a hundred times a second, until the last reference to it is gone.
+    while gc.collect():
+        pass
+    # Gloo closes one connection after another, each when one of these threads has woken up.
+    threading.Thread(target=groups.clear).start()
+
+
+def _serve(connection: Connection, port: int) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     gc.freeze()
     while True:
         try:
-            rank, size, store, function, arguments = connection.recv()
+            rank, size, meeting, function, arguments = connection.recv()
         except EOFError:
             return
         try:
             dist.init_process_group(
                 "gloo",
-                store=dist.FileStore(store, size),
+                store=dist.PrefixStore(meeting, store),
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=COLLECTIVE_S),
@@ -142,13 +171,7 @@ def _serve(connection: Connection) -> None:
             connection.send((None, f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
             answer = None
         finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            # A group that could not start keeps its number, and then no later one would have the same on all ranks.
-            dist.distributed_c10d._world.group_count = 0
-            # Each group has threads that wake up a hundred times a second, until the last reference to it is gone.
-            while gc.collect():
-                pass
+            leave_groups()
         if answer is not None:
             connection.send(answer)
 
