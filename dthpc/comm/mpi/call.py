@@ -27,6 +27,14 @@ class Call:
         self._tensors, self._detail, self._uneven = tensors, detail, uneven
 
     @property
+    def requires_gradients(self) -> bool:
+        """Whether autograd follows one of the tensors."""
+        for tensor in self._tensors:
+            if tensor.requires_grad:
+                return True
+        return False
+
+    @property
     def common(self) -> str:
         """What must be the same on all ranks."""
         return self._text(sizes=not self._uneven)

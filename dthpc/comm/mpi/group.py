@@ -21,7 +21,7 @@ from dthpc.comm.mpi.join import join
 from dthpc.comm.mpi.lane import Lane
 from dthpc.comm.mpi.messages import Messages
 from dthpc.comm.mpi.near import near
-from dthpc.comm.mpi.operation import Operation, Request, Steps, briefly, done
+from dthpc.comm.mpi.operation import Operation, Request, Steps, briefly, done, unrecorded
 from dthpc.comm.mpi.reducers import Reducers
 from dthpc.comm.mpi.runtime import Runtime
 from dthpc.comm.mpi.work import MPIWork
@@ -56,7 +56,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     to its end in the calling thread; an asynchronous one by the process's progress thread, or by the thread that waits
     for it, from its start on. Several threads may use a group, if they agree on that order.
 
-    Between ranks of one node, sums and gathers of large tensors go through memory that they share (`Near`).
+    Between ranks of one node, sums of large tensors go through memory that they share (`Near`).
 
     Errors are `CommunicationError`s. After a time-out or an error of MPI the group is unusable, and says so.
     """
@@ -217,13 +217,13 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def all_gather_single(self, out: Tensor, mine: Tensor, opts: Any = _DEFAULT) -> MPIWork:
         """Concatenate the ranks' tensors in one."""
-        return self._run(Call("all_gather_single", [mine]), self._gather(out, mine), out, opts)
+        return self._run(Call("all_gather_single", [mine]), self._collectives.all_gather(out, mine), out, opts)
 
     _allgather_base = all_gather_single
 
     def all_gather_single_coalesced(self, outs: list[Tensor], inputs: list[Tensor], opts: Any = _DEFAULT) -> MPIWork:
         """Concatenate several tensors, all at once."""
-        parts = [self._gather(out, mine) for out, mine in zip(outs, inputs, strict=True)]
+        parts = [self._collectives.all_gather(out, mine) for out, mine in zip(outs, inputs, strict=True)]
         return self._run(Call("all_gather_single_coalesced", inputs), together(parts), outs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -384,6 +384,8 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
     # --- how it is done ---------------------------------------------------------------------------------------------
 
     def _run(self, call: Call, steps: Steps, result: Any, opts: Any, *, staged: bool = False) -> MPIWork:
+        if call.requires_gradients or _any_requires_gradients(result):
+            steps = unrecorded(steps)
         if self._checked:
             steps, staged = agreed(call, steps, self._collectives, self._members), True
         synchronous = not getattr(opts, "asyncOp", True)
@@ -406,14 +408,13 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
             self._runtime.progress.watch(operation)
         return MPIWork(operation, result)
 
-    def _gather(self, out: Tensor, mine: Tensor) -> Steps:
-        return (self._near if self._near.moves(out) else self._collectives).all_gather(out, mine)
-
     def _operation(self, call: Call, steps: Steps, opts: Any, staged: bool = False) -> Operation:
         timeout = opts.timeout.total_seconds() if opts is not _DEFAULT else 0.0
         return Operation(call, steps, self._lane, timeout if timeout > 0 else self._timeout_s, staged=staged)
 
     def _message(self, call: Call, steps: Steps, tensors: list[Tensor]) -> MPIWork:
+        if call.requires_gradients:
+            steps = unrecorded(steps)
         operation = Operation(call, steps, self._lane, self._timeout_s)
         self._lane.submit_now(operation)
         # A small message has often left or come by now; a thread would have to be woken for it.
@@ -426,6 +427,16 @@ def _in_detail() -> bool:
     """Whether torch's `TORCH_DISTRIBUTED_DEBUG=DETAIL` is set."""
     torch_says: Any = dist
     return bool(torch_says.get_debug_level() == torch_says.DebugLevel.DETAIL)
+
+
+def _any_requires_gradients(result: Any) -> bool:
+    """Whether autograd follows a tensor, or one of those in lists."""
+    if isinstance(result, Tensor):
+        return result.requires_grad
+    for each in result:
+        if _any_requires_gradients(each):
+            return True
+    return False
 
 
 def _listed(tensors: Any) -> list[Tensor]:

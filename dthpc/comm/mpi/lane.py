@@ -65,6 +65,8 @@ class Lane:
                     over.append(following)
         for following in over:
             following.tell()
+        if self.broken is not None:
+            self._refuse_queued(self.broken)
 
     def submit_now(self, operation: Operation) -> None:
         """Start a message between two ranks: those match by tag, and wait for no collective."""
@@ -159,11 +161,15 @@ class Lane:
     def _break(self, why: str, operation: Operation, failure: CommunicationError) -> None:
         with self._lock:
             self.broken = self.broken or why
-            queued, self._queue = list(self._queue), deque()
         self._keep(operation.fail(failure))
+        self._refuse_queued(why)
+
+    def _refuse_queued(self, why: str) -> None:
+        """End what was not started, rather than have it wait for its time to be over."""
+        with self._lock:
+            queued, self._queue = list(self._queue), deque()
         for following in queued:
-            if following is not operation:
-                following.fail(CommunicationError(f"{self._where(following)} was not started: {why}"))
+            following.fail(CommunicationError(f"{self._where(following)} was not started: {why}"))
 
     def _where(self, operation: Operation) -> str:
         count = f"operation {operation.number}, " if operation.number else ""

@@ -1,4 +1,8 @@
-"""Collectives of ranks that share a node, through memory where that is faster than what MPI does."""
+"""Sums of ranks that share a node, through memory where that is faster than what MPI does.
+
+What only moves data stays with MPI: libraries copy it from one process to the other at once, where a window takes two
+copies.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from dthpc.comm.mpi.buffers import Buffers
 from dthpc.comm.mpi.operation import Steps
 from dthpc.comm.mpi.reductions import Rule
 from dthpc.comm.mpi.runtime import Runtime
-from dthpc.comm.mpi.sizes import fits, overlap, same_dtype, shape
+from dthpc.comm.mpi.sizes import fits, overlap, shape
 from dthpc.comm.shared.exchange import Exchange, Ticket
 
-LEAST = 1 << 18
-"""Bytes from which memory is faster: an all-reduce of 256 KiB takes 0.7 of the time of MPICH's, one of 64 KiB 1.3
-(`benchmarks/mpi_backend.py`)."""
+LEAST = 1 << 20
+"""Bytes of all operands of a rank from which memory is faster; from 16 MiB it is so by far (`benchmarks/mpi_backend.py
+--only all_reduce reduce_scatter`)."""
 
 _SUMS = {"SUM", "AVG", "PREMUL_SUM"}
 _SUMMED = {
@@ -28,7 +32,7 @@ _ROUNDED = {torch.float16, torch.bfloat16}
 
 
 class Near:
-    """The collectives through memory of one group; of one whose ranks share none, it takes nothing."""
+    """The sums through memory of one group; of one whose ranks share none, it takes nothing."""
 
     def __init__(self, exchange: Exchange | None, buffers: Buffers, give: Any = None) -> None:
         """Take the way through memory.
@@ -45,10 +49,6 @@ class Near:
         if self._exchange is not None:
             self._give(self._exchange)
             self._exchange = None
-
-    def moves(self, tensor: Tensor) -> bool:
-        """Whether it is to move data of all ranks as large as a tensor."""
-        return self._exchange is not None and tensor.nbytes >= LEAST and not tensor.is_cuda
 
     def reduces(self, tensor: Tensor, rule: Rule) -> bool:
         """Whether it is to reduce a tensor: sums of numbers, with the bits that `Rule` promises."""
@@ -78,19 +78,6 @@ class Near:
         yield [_Coming(self._way.reduce_scatter(room.view(-1), list(source.chunk(self._way.size)), False))]
         if rule.after is not None:
             rule.after(room)
-        self._buffers.deliver(room, out)
-
-    def all_gather(self, out: Tensor, mine: Tensor) -> Steps:
-        """Concatenate the ranks' `mine`, each of n elements, in `out`, of size · n."""
-        same_dtype([out, mine])
-        fits(out.numel() == self._way.size * mine.numel(), f"output has {out.numel()} elements, {self._way.size} "
-             f"inputs of {mine.numel()} are gathered")  # fmt: skip
-        room = self._buffers.writable(out)
-        shares = list(room.view(-1).chunk(self._way.size))
-        own = shares[self._way.rank].view(mine.shape)
-        if own.data_ptr() != mine.data_ptr():
-            own.copy_(mine)
-        yield [_Coming(self._way.all_gather(shares))]
         self._buffers.deliver(room, out)
 
     @property

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
+import torch
+
 from dthpc.comm.mpi.call import Call
 from dthpc.comm.mpi.errors import CommunicationTimeout
 from dthpc.comm.mpi.progress import Pace
@@ -48,6 +50,18 @@ def briefly(requests: Sequence[Request] | None, steps: Steps, per_offer: int) ->
         if turn % per_offer == 0:
             os.sched_yield()
     return requests
+
+
+def unrecorded(steps: Steps) -> Steps:
+    """The same steps, without autograd: what they do to tensors that require gradients is no part of a model."""
+    while True:
+        # Not around the `yield`: the thread may have other things to do meanwhile, and the next step another thread.
+        with torch.no_grad():
+            try:
+                requests = next(steps)
+            except StopIteration as end:
+                return end.value
+        yield requests
 
 
 class Order(Protocol):

@@ -49,6 +49,9 @@ class Runtime:
     closed: bool = False
     """Whether `close` was called."""
 
+    owner: int = field(default_factory=os.getpid)
+    """The process that MPI was started in; one forked from it must leave MPI alone."""
+
     @property
     def library(self) -> str:
         """Name and version of the MPI library, on one line."""
@@ -77,13 +80,13 @@ class Runtime:
         return aware(self.mpi)
 
     def close(self, orderly: bool = True) -> None:
-        """End MPI; is called at the interpreter's exit where nobody did before.
+        """End MPI; is called at the interpreter's exit where nobody did before. Does nothing in a forked process.
 
         Args:
             orderly: whether the other ranks end too. If not, or after a time-out, MPI is not finalized, because
                 `MPI_Finalize` would wait for them: the launcher then sees a process that died, and ends the job.
         """
-        if self.closed:
+        if self.closed or os.getpid() != self.owner:
             return
         self.closed = True
         self.progress.close()

@@ -1,4 +1,4 @@
-"""MPI-3 shared windows: memory that the ranks of a node see, for collectives that are faster there than in MPI.
+"""MPI-3 shared windows: memory that the ranks of a node see, for sums that are faster there than in MPI.
 
 MPI's own collectives within a node copy twice, and move data only while somebody calls them, a small piece at a time.
 Through a window the ranks add what lies in each other's caches (`dthpc.comm.shared.exchange`). They tell each other how

@@ -65,6 +65,20 @@ def late_asynchronously(rank: int, late: int) -> list[str]:
     return said
 
 
+def queued_behind_an_error(rank: int) -> list[str]:
+    """An operation that others wait for fails at once: ranks bring tensors of different sizes."""
+    said: list[str] = []
+    group: Any = dist.new_group()
+    # Of several steps, as bf16 is summed here; the mismatch is in memory, which tells it.
+    short, long = torch.ones(300_000, dtype=torch.bfloat16), torch.ones(400_000 if rank == 0 else 800_000)
+    works = [group.allreduce_coalesced([short, long]), dist.all_reduce(torch.ones(3), group=group, async_op=True)]
+    for work in works:
+        with told(CommunicationError, said):
+            work.wait()
+    dist.barrier()
+    return said
+
+
 def silent_peer(rank: int) -> list[str]:
     said: list[str] = []
     group: Any = dist.new_group(timeout=timedelta(seconds=0.6))
@@ -235,6 +249,27 @@ def same_bits(rank: int, dtype: torch.dtype, op: str) -> list[bytes]:
         dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
         results.append(tensor.view(torch.uint8).numpy().tobytes())
     return results
+
+
+def parameters(rank: int) -> list[tuple[float, bool, bool]]:
+    """Tensors that require gradients, of both ways and both layouts; what comes of the first element, leaf, graph."""
+    found = []
+    for rows in (3, 700):
+        for dtype in (torch.float32, torch.bfloat16):
+            for transposed in (False, True):
+                tensor = torch.ones(rows, rows, dtype=dtype)
+                own = torch.nn.Parameter(tensor.t() if transposed else tensor)
+                dist.all_reduce(own, op=dist.ReduceOp.AVG)
+                work: Any = dist.all_reduce(own, async_op=True)
+                work.wait()
+                dist.broadcast(own, 0)
+                everything = torch.empty(dist.get_world_size() * rows, rows, dtype=dtype)
+                dist.all_gather_single(everything, own)
+                share = torch.empty(rows * rows // 3 // dist.get_world_size(), dtype=dtype)
+                flat = own.flatten()
+                dist.reduce_scatter_single(share, flat[: share.numel() * dist.get_world_size()])
+                found += [(float(own[0, 0]), own.is_leaf, everything.requires_grad or share.requires_grad)]
+    return found
 
 
 def huge(rank: int, elements: int) -> list[bool]:

@@ -29,6 +29,12 @@ def test_a_future_tells_a_time_out_too_and_what_was_not_started_fails_with_it() 
         assert "was not started: its all_reduce did not end in time" in second
 
 
+def test_what_waits_for_an_operation_that_fails_fails_at_once() -> None:
+    for first, second in pool().run(3, tasks.queued_behind_an_error):
+        assert "operations or sizes differ" in first
+        assert "was not started: its all_reduce_coalesced failed" in second
+
+
 def test_a_silent_peer_is_named() -> None:
     ((said,), _) = pool().run(2, tasks.silent_peer)
     assert "recv(float32 [3], from rank 1, tag 9)" in said

@@ -42,6 +42,11 @@ def test_all_ranks_get_the_same_bits(dtype: torch.dtype, op: str) -> None:
     assert all(other == first for other in others)
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_what_is_done_to_parameters_is_not_recorded(size: int) -> None:
+    assert pool().run(size, tasks.parameters) == [[(float(size), True, False)] * 8] * size
+
+
 def test_messages_of_more_than_two_gibibytes() -> None:
     assert pool().run(2, tasks.huge, 2**31 + 5) == [[True] * 3] * 2
 

@@ -144,3 +144,29 @@ def test_an_exception_on_one_rank_ends_the_job_and_not_a_time_out(tmp_path: Path
     )
     assert done.returncode != 0
     assert "this rank has enough" in done.stderr
+
+
+FORKS = """
+import os, sys
+from dthpc.comm.mpi.runtime import load
+load(int(os.environ["PMI_RANK"]), 2)
+child = os.fork() if os.environ["PMI_RANK"] == "0" else 0
+if child:
+    os.waitpid(child, 0)
+    os.write(1, b"alone\\n")
+elif os.environ["PMI_RANK"] == "0":
+    sys.exit()
+"""
+
+
+def test_a_forked_process_leaves_mpi_alone_at_its_end() -> None:
+    done = subprocess.run(
+        [MPIEXEC, "-n", "2", sys.executable, "-c", FORKS],
+        cwd=repository(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["alone"], done.stderr
+    assert done.returncode == 0
