@@ -369,7 +369,9 @@ class Exchange:
                     break
             self._marks[self.rank][placed % SLOTS][0] = step.mark
             if step.place is not None:
-                step.place(self._windows[self.rank][placed % SLOTS])
+                # Whichever thread it is, and whether or not autograd follows what is put.
+                with torch.no_grad():
+                    step.place(self._windows[self.rank][placed % SLOTS])
             placed += 1
             room.tell(READY)
         self._placed = placed
