@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from dthpc.parallel.sharding.gradients import SMALLEST_VOLLEY, volleys
-from tests.parallel.sharding import tasks
+from tests.parallel.sharding import gradient_tasks, tasks
 from tests.ranks import pool
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_step_that_was_given_up_leaves_nothing(zero: int) -> None:
-    for plain, after in pool().run(2, tasks.abandon, {"zero": zero, "bucket_bytes": 300}):
+    for plain, after in pool().run(2, gradient_tasks.abandon, {"zero": zero, "bucket_bytes": 300}):
         assert all(torch.equal(a, b) for a, b in zip(plain, after, strict=True))
 
 
@@ -21,7 +21,7 @@ def test_weight_gradients_may_come_later_and_outside_autograd(zero: int) -> None
         for part in range(2):
             model(tasks.branch_inputs(rank, part)).backward()
     expected = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    answers = pool().run(2, tasks.deferred, {"zero": zero, "bucket_bytes": 1})
+    answers = pool().run(2, gradient_tasks.deferred, {"zero": zero, "bucket_bytes": 1})
     for step in range(3):
         for name, gradient in expected.items():
             pieces = [answer[0][step][name] for answer in answers if name in answer[0][step]]
@@ -35,8 +35,8 @@ def test_weight_gradients_may_come_later_and_outside_autograd(zero: int) -> None
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_a_parameter_may_be_in_two_chunks(zero: int) -> None:
-    expected = tasks.two_chunks(None, {})
-    answers = pool().run(2, tasks.two_chunks, {"zero": zero, "bucket_bytes": 1})
+    expected = gradient_tasks.two_chunks(None, {})
+    answers = pool().run(2, gradient_tasks.two_chunks, {"zero": zero, "bucket_bytes": 1})
     for step in range(2):
         for number, gradient in enumerate(expected[step]):
             parts = [answer[step][number] for answer in answers]

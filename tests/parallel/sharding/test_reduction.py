@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dthpc.parallel.layout import Layout
-from tests.parallel.sharding import tasks
+from tests.parallel.sharding import reduction_tasks
 from tests.ranks import pool
 
 
@@ -18,8 +18,8 @@ def test_copies_on_other_ranks_get_the_sum_and_count_once(axis: str, degrees: di
     degrees = {**degrees, axis: 2}
     size = math.prod(degrees.values())
     options = {"zero": zero, "bucket_bytes": 64}
-    expected = tasks.pipe_reference(Layout(**degrees), size, axis)
-    answers = pool().run(size, tasks.tied_and_partial, degrees, options, axis)
+    expected = reduction_tasks.pipe_reference(Layout(**degrees), size, axis)
+    answers = pool().run(size, reduction_tasks.tied_and_partial, degrees, options, axis)
     found = set()
     for pieces, norm, plain in answers:
         assert norm == answers[0][1]
@@ -35,8 +35,8 @@ def test_copies_on_other_ranks_get_the_sum_and_count_once(axis: str, degrees: di
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("zero", [0, 1, 2])
 def test_large_gradients_are_the_sums(size: int, zero: int) -> None:
-    expected = [sum(tasks.broad_gradients(rank)[number] for rank in range(size)) for number in range(3)]
-    for pieces in pool().run(size, tasks.broad, size, zero):
+    expected = [sum(reduction_tasks.broad_gradients(rank)[number] for rank in range(size)) for number in range(3)]
+    for pieces in pool().run(size, reduction_tasks.broad, size, zero):
         for number, start, gradient in pieces:
             whole = torch.as_tensor(expected[number]).flatten()
             torch.testing.assert_close(gradient, whole[start : start + gradient.numel()], rtol=1e-5, atol=1e-5)

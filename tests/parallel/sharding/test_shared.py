@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parallel.sharding import tasks
+from tests.parallel.sharding import reduction_tasks, tasks
 from tests.parallel.sharding.test_shards import EVEN, UNEVEN, whole
 from tests.ranks import pool
 
@@ -82,7 +82,7 @@ def test_parameters_that_ranks_hold_once_among_them_count_once(zero: int) -> Non
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_copies_on_other_ranks_get_the_sum(axis: str, zero: int) -> None:
     layout = {**degrees(2, zero), axis: 2}
-    answers = pool().run(4, tasks.tied_and_partial, layout, {"zero": zero, "bucket_bytes": 64}, axis)
+    answers = pool().run(4, reduction_tasks.tied_and_partial, layout, {"zero": zero, "bucket_bytes": 64}, axis)
     for _, norm, plain in answers:
         assert norm == answers[0][1]
         torch.testing.assert_close(norm, plain, rtol=1e-5, atol=0)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dthpc.parallel.sharding.units import find_blocks
-from tests.parallel.sharding import tasks
+from tests.parallel.sharding import tasks, unit_tasks
 from tests.ranks import RankFailed, pool
 
 
@@ -18,7 +18,7 @@ def test_blocks_are_what_containers_hold() -> None:
 
 @pytest.mark.parametrize("how", ["plain", "inside", "outside"])
 def test_blocks_are_whole_only_around_their_passes(how: str) -> None:
-    for seen, gradients, expected, left in pool().run(2, tasks.gathered, how):
+    for seen, gradients, expected, left in pool().run(2, unit_tasks.gathered, how):
         # Forward: a block and the next one. Backward: a block and the one before.
         assert max(seen) == 2
         assert left == 0
@@ -26,11 +26,11 @@ def test_blocks_are_whole_only_around_their_passes(how: str) -> None:
 
 
 def test_a_parameter_that_is_not_gathered_reads_as_nan() -> None:
-    for inside, outside in pool().run(2, tasks.reads):
+    for inside, outside in pool().run(2, unit_tasks.reads):
         assert not inside
         assert outside
 
 
 def test_a_backward_pass_outside_is_refused() -> None:
     with pytest.raises(RankFailed, match=r"outside of `Shards\.backward`"):
-        pool().run(2, tasks.backward_outside)
+        pool().run(2, unit_tasks.backward_outside)
