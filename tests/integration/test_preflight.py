@@ -23,8 +23,9 @@ BAD = "node2"
 # All nodes share this machine's cores and disk, so that only the network, which is shaped by the kernel, may count.
 LOOSE = {"compute_s": 0.2, "memory_s": 0.1, "memory_mb": 4, "network_mb": 1, "files_mb": 1, "files": 3}
 LOOSE |= {
-    "network_repeats": 5,
-    "network_tolerance": 0.97,
+    # Each takes the bad link half a second and more.
+    "network_repeats": 2,
+    "network_tolerance": 0.95,
     "outlier_z": 0.5,
     "compute_tolerance": 0.99,
     "memory_tolerance": 0.99,
