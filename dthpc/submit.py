@@ -15,6 +15,7 @@ from dthpc.config.compose import read_command_line
 from dthpc.errors import UserError, tell
 
 if TYPE_CHECKING:
+    from dthpc.config.compose import Choices
     from dthpc.launch.submission import Prepared
 
 EXIT_USER_ERROR = 2
@@ -53,7 +54,7 @@ def _program(words: Sequence[str]) -> str:
     return "dthpc-submit" if completes else "python -m dthpc.submit"
 
 
-def _run(found: Sequence[tuple[Any, dict[str, str]]]) -> int:
+def _run(found: Sequence[tuple[Any, Choices]]) -> int:
     from dthpc.launch.submission import prepare, refuse, start
 
     prepared, site = prepare(found)

@@ -6,8 +6,9 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,14 @@ _OPTIONS = _OPTIONS_WITH_VALUE | {"--help", "-h", "--hydra-help", "--version", "
 _OPTIONS |= {"-m", "--shell-completion", "-sc", "--info", "-i", "--"}
 
 
-class Choices(dict[str, str]):
+@dataclass(frozen=True)
+class Choices:
+    """What a configuration was composed of."""
+
+    options: Mapping[str, str]
     """The option that Hydra took in each group."""
 
-    typed: frozenset[str] = frozenset()
+    typed: frozenset[str]
     """Keys that the command line names, groups too."""
 
 
@@ -69,9 +74,9 @@ def read_command_line(argv: list[str], program: str) -> tuple[list[tuple[DictCon
         program: what the user typed to get here, for help texts.
 
     Returns:
-        One `(configuration, choices)` for each run (several under `--multirun`), `choices` being the option taken in
-        each group, and the keys that were typed; and whether this is a sweep. Empty when the command line only asked
-        for information (`--help`, `--cfg`, …), which has then been printed.
+        Each run's configuration (several under `--multirun`), with the choices that made it; and whether this is a
+        sweep. Empty when the command line only asked for information (`--help`, `--cfg`, …), which has then been
+        printed.
 
     Raises:
         UserError: an unknown key, group, option, or a value of the wrong type, with the nearest valid ones.
@@ -176,9 +181,7 @@ def _run_hydra(typed: frozenset[str]) -> tuple[list[tuple[DictConfig, Choices]],
 
 def _choices(hydra_config: Any, typed: frozenset[str]) -> Choices:
     taken = hydra_config.runtime.choices.items()
-    choices = Choices({str(key): str(value) for key, value in taken if value is not None})
-    choices.typed = typed
-    return choices
+    return Choices({str(key): str(value) for key, value in taken if value is not None}, typed)
 
 
 @contextmanager
@@ -366,6 +369,10 @@ def _strange_name(causes: list[Exception], key: str) -> UserError | None:
 
 def _unknown_option(causes: list[Exception], argv: list[str]) -> UserError | None:
     for cause in causes:
+        folder = re.search(r"Additional config directory '([^']+)' not found", str(cause))
+        if folder is not None:
+            instead = "a folder with one folder for each group, such as cluster/ or model/"
+            return UserError("there is no such folder", key="--config-dir", value=folder.group(1), instead=instead)
         missing = getattr(cause, "missing_cfg_file", None)
         options = getattr(cause, "options", None)
         if missing and options:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 # Parts of the configuration that decide which parameters come out, up to rounding. What is not listed may change
@@ -42,17 +43,17 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [f"{key}: {old.get(key)} → {new.get(key)}" for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
 
 
-def default_name(config: dict[str, Any], choices: dict[str, str]) -> str:
+def default_name(config: dict[str, Any], options: Mapping[str, str]) -> str:
     """A run's name where the user gave none: readable, and the same for the same command.
 
     Args:
         config: the resolved configuration, without a name.
-        choices: the option that Hydra took in each group.
+        options: the option that Hydra took in each group.
     """
     values = result_values(config, RESULT_KEYS + LAYOUT_KEYS)
     digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:8]
-    job = choices.get("job") or _last_word(config.get("job"))
-    model = choices.get("model") or _last_word(config.get("model"))
+    job = options.get("job") or _last_word(config.get("job"))
+    model = options.get("model") or _last_word(config.get("model"))
     return f"{job}-{model}-{digest}".replace("/", "_")
 
 

@@ -7,7 +7,7 @@ import fcntl
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -30,6 +30,7 @@ from dthpc.slurm.client import SlurmClient
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from dthpc.config.compose import Choices
     from dthpc.watch.report import RunReport
 
 
@@ -81,11 +82,11 @@ def ask_site(configs: Sequence[DictConfig]) -> Site | None:
     return probe(SlurmClient(), wanting[0].cluster.qos, mpi) if wanting else None
 
 
-def prepare(found: Sequence[tuple[DictConfig, dict[str, str]]]) -> tuple[list[Prepared], Site | None]:
+def prepare(found: Sequence[tuple[DictConfig, Choices]]) -> tuple[list[Prepared], Site | None]:
     """Check configurations and plan their runs; nothing is written.
 
     Args:
-        found: configurations with the options that Hydra took in each group.
+        found: configurations with what they were composed of.
 
     Returns:
         The runs, whose `errors` tell what the machine or the site would refuse; and the site.
@@ -93,13 +94,12 @@ def prepare(found: Sequence[tuple[DictConfig, dict[str, str]]]) -> tuple[list[Pr
     Raises:
         UserError: all mistakes in the configurations, together; the site does not answer; a name is taken.
     """
-    resolved = [_resolve(config, choices) for config, choices in found]
+    resolved = [_resolve(config, choices.options) for config, choices in found]
     # Mistakes of the configuration come first: with them, what the site says would only confuse.
     refuse([error for config in resolved for error in find_mistakes(config)])
     _refuse_doubles(resolved)
     site = ask_site(resolved)
-    typed: list[frozenset[str]] = [getattr(choices, "typed", frozenset()) for _, choices in found]
-    return [_plan(config, site, keys) for config, keys in zip(resolved, typed, strict=True)], site
+    return [_plan(config, site, choices.typed) for config, (_, choices) in zip(resolved, found, strict=True)], site
 
 
 def refuse(errors: Sequence[UserError]) -> None:
@@ -222,7 +222,7 @@ def _unwritable(error: OSError, run: RunDir) -> UserError:
     )
 
 
-def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
+def _resolve(config: DictConfig, options: Mapping[str, str]) -> DictConfig:
     """The configuration with every interpolation resolved and every name given."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -245,7 +245,7 @@ def _resolve(config: DictConfig, choices: dict[str, str]) -> DictConfig:
     if config.run.name is None:
         plain = OmegaConf.to_container(config, throw_on_missing=False)
         assert isinstance(plain, dict)
-        config.run.name = default_name({str(key): value for key, value in plain.items()}, choices)
+        config.run.name = default_name({str(key): value for key, value in plain.items()}, options)
     return config
 
 

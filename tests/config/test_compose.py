@@ -19,7 +19,7 @@ def test_no_words_give_the_default_run() -> None:
     assert not sweep
     assert config.cluster.kind == "local"
     assert config.cluster.tasks_per_node == 2
-    assert choices["model"] == "gpt_tiny"
+    assert choices.options["model"] == "gpt_tiny"
 
 
 def test_a_sweep_gives_one_configuration_each_in_order() -> None:
@@ -81,7 +81,7 @@ def test_a_sweep_leaves_no_file_where_it_was_typed(tmp_path: Path, monkeypatch: 
             ["comm.axes.dp=gloo", "comm.axes.replicate (whole replicas) or comm.axes.shard (ZeRO)"],
         ),
         (["comm.backend=cpu:gloo,cuda:nccl"], ["-m", "'comm.backend=\"cpu:gloo,cuda:nccl\"' for one text"]),
-        (["--config-dir", "/nowhere/at/all"], ["/nowhere/at/all"]),
+        (["--config-dir", "/nowhere/at/all"], ["--config-dir=/nowhere/at/all: there is no such folder"]),
     ],
 )
 def test_what_a_careless_user_types_is_answered_with_what_to_write(words: list[str], expected: list[str]) -> None:
@@ -136,7 +136,7 @@ def test_every_option_of_every_group_composes() -> None:
         for option in sorted(group.glob("*.yaml")):
             sign = "+" if group.name == "cluster" else ""
             ((_, choices),), _ = compose(f"{sign}{group.name}={option.stem}")
-            assert choices[group.name] == option.stem
+            assert choices.options[group.name] == option.stem
 
 
 def test_what_was_typed_is_known_from_what_presets_say() -> None:

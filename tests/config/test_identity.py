@@ -11,7 +11,7 @@ from dthpc.config.identity import default_name, differences
 
 def resolved(*words: str) -> tuple[dict, dict[str, str]]:
     ((config, choices),), _ = read_command_line(list(words), "test")
-    return OmegaConf.to_container(config, resolve=True), choices
+    return OmegaConf.to_container(config, resolve=True), choices.options
 
 
 def test_the_same_command_means_the_same_run() -> None:
