@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dthpc.errors import UserError
+from dthpc.data.digits import check_split, digits_file
+from dthpc.errors import raise_together
 
-DIGITS_FILE = "datasets/data/digits.csv.gz"
 SIDE = 8
 BRIGHTEST = 16
 
@@ -61,11 +59,8 @@ class Digits:
         Raises:
             UserError: scikit-learn is not installed, or `held_out_every` is out of range.
         """
-        if self.held_out_every < 2:
-            raise UserError(
-                "leaves nothing to train on", key="data.held_out_every", value=self.held_out_every, instead="2 or more"
-            )
-        packed = _digits_file().read_bytes()
+        raise_together(check_split(self.held_out_every))
+        packed = digits_file().read_bytes()
         rows = np.loadtxt(gzip.decompress(packed).decode("ascii").splitlines(), delimiter=",", dtype=np.int64, ndmin=2)
         pixels = torch.from_numpy(rows[:, :-1]).float().view(-1, 1, SIDE, SIDE)
         self._whole = Images(pixels / (BRIGHTEST / 2) - 1, torch.from_numpy(rows[:, -1].copy()))
@@ -87,18 +82,3 @@ class Digits:
         assert self._whole is not None
         chosen = (torch.arange(len(self._whole)) % self.held_out_every == self.held_out_every - 1) == held_out
         return Images(self._whole.images[chosen], self._whole.labels[chosen])
-
-
-def _digits_file() -> Path:
-    # The file alone: importing scikit-learn would import SciPy, which takes longer than all the rest.
-    package = importlib.util.find_spec("sklearn")
-    for folder in (package.submodule_search_locations or []) if package is not None else []:
-        file = Path(folder) / DIGITS_FILE
-        if file.is_file():
-            return file
-    raise UserError(
-        "the images are a part of scikit-learn, which is not installed here",
-        key="data._target_",
-        value="dthpc.data.images.Digits",
-        instead="pip install 'dthpc[images]', or data=stdlib",
-    )

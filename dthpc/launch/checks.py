@@ -136,7 +136,7 @@ def _room_checks(config: Any) -> list[Callable[[Any], list[UserError]]]:
     from dthpc.parallel import precision
     from dthpc.train import schedule
 
-    return [models.check, parallel.check, precision.check, schedule.check, preflight.check, _text_source]
+    return [models.check, parallel.check, precision.check, schedule.check, preflight.check, _text_source, _digits]
 
 
 def _levels(config: Any) -> list[UserError]:
@@ -150,13 +150,17 @@ def _levels(config: Any) -> list[UserError]:
     from dthpc.parallel.layout import Layout
 
     request, errors = try_request(config)
-    tasks, dealt = request.tasks_per_node, "distribution" in config.cluster.srun
-    for nodes in () if errors else dict.fromkeys((request.nodes, request.max_nodes)):
-        layout = Layout.resolve(config, nodes * tasks)
-        known = layout.replicate > 1 and not (dealt and nodes > 1)
-        for first in range(layout.world_size) if known else ():
-            hosts = [str(rank // tasks) for rank in layout.ranks_along(first, "replicate")]
-            if layout.index(first, "replicate") == 0 and split_by_node(hosts) is None:
+    if errors:
+        return []
+    for nodes in dict.fromkeys((request.nodes, request.max_nodes)):
+        layout = Layout.resolve(config, nodes * request.tasks_per_node)
+        if layout.replicate == 1 or ("distribution" in config.cluster.srun and nodes > 1):
+            continue
+        for first in range(layout.world_size):
+            if layout.index(first, "replicate"):
+                continue  # a group is looked at once, by its first rank
+            hosts = [str(rank // request.tasks_per_node) for rank in layout.ranks_along(first, "replicate")]
+            if split_by_node(hosts) is None:
                 return [refusal(why_one_level(hosts))]
     return []
 
@@ -334,6 +338,24 @@ def _text_source(config: Any) -> list[UserError]:
         return wrong_fraction + (list(kind(**arguments).check()) if kind is not None else [])
     except TypeError as error:
         return [UserError(str(error), key="data.source", value=target, instead="check the keys of data.source")]
+
+
+def _digits(config: Any) -> list[UserError]:
+    """Whether the ranks will find the images of `data=digits`."""
+    from dthpc.data import digits
+
+    if config.data.get("_target_") != digits.TARGET:
+        return []
+    every = config.data.get("held_out_every")
+    errors = list(digits.check_split(every)) if isinstance(every, int) else []
+    cluster = config.cluster
+    # Other interpreters than this one, and what the batch script loads, are only seen by the ranks.
+    if cluster.python is None and cluster.container.runtime is None and not cluster.setup:
+        try:
+            digits.digits_file()
+        except UserError as error:
+            errors.append(error)
+    return errors
 
 
 def _missing(config: Any) -> list[UserError]:

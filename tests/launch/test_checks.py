@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,18 @@ def test_a_class_in_the_folder_where_the_command_is_typed_is_found(
     monkeypatch.syspath_prepend(str(tmp_path))
     assert mistakes("model._target_=my_models.Net") == []
     assert len(mistakes("model._target_=my_models.Nett")) == 1
+
+
+def test_images_that_the_ranks_would_not_find_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("model=vit_tiny", "data=digits", "train.seq_len=1")
+    assert mistakes(*words) == []
+    assert mistakes(*words, "data.held_out_every=1") == [
+        "data.held_out_every=1: leaves nothing to train on. Instead: 2 or more"
+    ]
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    (found,) = mistakes(*words)
+    assert "pip install 'dthpc[images]'" in found
+    assert mistakes(*words, "cluster.python=/elsewhere/bin/python") == []
 
 
 NODES = ("+cluster=slurm", "cluster.nodes=2", "comm.hierarchical=true")
