@@ -88,7 +88,7 @@ def _place(config: Any, request: Request) -> Unused:
         yield _OF_SBATCH, "ranks run in the allocation at hand (cluster.kind=allocation), and nothing is submitted"
     if kind == "slurm":
         yield ("resilience.requeue_delay_s",), "Slurm decides when a job starts again"
-    if request.ranks == request.max_nodes * request.tasks_per_node == 1:
+    if request.max_nodes * request.tasks_per_node == 1:
         yield ("comm.backend", "comm.axes", "comm.tune", "comm.shared_memory", "comm.hierarchical"), "there is one rank"
 
 

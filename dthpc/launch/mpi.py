@@ -96,10 +96,20 @@ def plan_mpi(cfg: Any, offered: Sequence[str] | None, env: Mapping[str, str] = o
         return None
     try:
         return _plan(cfg, offered, env)
-    except UserError:
+    except UserError as error:
         if not backend.wants_mpi(cfg.comm):
             return None
-        raise
+        raise _under_the_key_that_asks(error, cfg) from None
+
+
+def _under_the_key_that_asks(error: UserError, cfg: Any) -> UserError:
+    """The same error, told of the axis where one asks for MPI and `comm.backend` does not."""
+    wanted = backend.wanted_of(cfg.comm)
+    axis = next((axis for axis, library in wanted.axes.items() if library == "mpi"), None)
+    if error.key != "comm.backend" or axis is None or "mpi" in wanted.devices.values():
+        return error
+    key = f"comm.axes.{axis}"
+    return UserError(error.why, key=key, value="mpi", instead=(error.instead or "").replace("comm.backend=", f"{key}="))
 
 
 def _plan(cfg: Any, offered: Sequence[str] | None, env: Mapping[str, str]) -> MpiStart:

@@ -275,7 +275,8 @@ def _demands(case: _Case, record: PartitionRecord) -> list[_Demand]:
     asked = "cluster.memory" if request.memory_mb else "cluster.memory_per_cpu"
     value = case.cfg.cluster.memory if request.memory_mb else case.cfg.cluster.memory_per_cpu
     tasks, cores = plural(request.tasks_per_node, "task"), plural(request.cpus_per_task, "core")
-    cpus = f"{tasks} of {cores} need {plural(request.cpus_per_node, 'CPU')}"
+    need = "needs" if request.tasks_per_node == 1 else "need"
+    cpus = f"{tasks} of {cores} {need} {plural(request.cpus_per_node, 'CPU')}"
     gpus = plural(request.gpus_per_node, "GPU") + (f" of type {kind}" if kind else "")
 
     def cpus_of(shape: NodeShape) -> float:

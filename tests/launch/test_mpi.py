@@ -109,7 +109,11 @@ def test_what_is_absent_is_refused_before_anything_starts(tmp_path: Path) -> Non
         verdict for verdict in judge_launch(config(kind="local", python=str(bare)), env={}) if verdict.check == "mpi"
     ]
     assert [verdict.status for verdict in found] == ["error"]
-    assert "has no mpi4py" in found[0].note
+    assert found[0].note.startswith(f"comm.backend=mpi: {bare} has no mpi4py")
+    one_axis = config(kind="local", python=str(bare))
+    one_axis.comm.backend, one_axis.comm.axes.tp = "gloo", "mpi"
+    with pytest.raises(UserError, match=rf"comm\.axes\.tp=mpi: {bare} has no mpi4py"):
+        plan_mpi(one_axis, None, {})
     nothing = {"MPI4PY_LIBMPI": str(tmp_path / "libmpi.so")}
     python_of("MPICH")
     with pytest.raises(UserError, match=r"finds no MPI library"):
