@@ -76,14 +76,21 @@ def limit_of(case: Case) -> Deviation:
 
 
 def deviation(ranks: RankPool, case: Case, mistake: str | None = None) -> Deviation:
-    """Train a layout and one process, and compare.
+    """Train a layout and one process, and compare; without a mistake a layout is trained once for all who ask.
 
     Args:
         ranks: where to train.
         case: the layout.
         mistake: one of `tests.proof.mistakes`, which the ranks make.
     """
+    if mistake is None:
+        return _without_mistake(ranks, case)
     return compare(train_in_layout(ranks, case.ranks, case.overrides, mistake), alone(case))
+
+
+@cache
+def _without_mistake(ranks: RankPool, case: Case) -> Deviation:
+    return compare(train_in_layout(ranks, case.ranks, case.overrides), alone(case))
 
 
 def alone(case: Case) -> Trained:
