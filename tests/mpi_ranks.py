@@ -1,6 +1,6 @@
 """Real MPI ranks for tests: processes under one `mpiexec`, started once, that form a group of any size for each task.
 
-The same interface as `tests.ranks`. MPI ends all its processes when one dies, so then all are replaced.
+MPI ends all its processes when one dies, so then all are replaced.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ import pickle
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Client, Connection, Listener, wait
+from multiprocessing.connection import Client, Connection, Listener
 from pathlib import Path
 from typing import Any
 
-from tests.ranks import COLLECTIVE_S, MEETINGS, PATIENCE_S, RankFailed, meeting_place, repository
+from tests.ranks import COLLECTIVE_S, Pool, meeting_place, repository
 
 LEAST = 4
 """Ranks that are started at least."""
@@ -30,8 +28,8 @@ START_S = 120.0
 """How long the ranks may take to start."""
 
 
-class MpiRankPool:
-    """Processes that stand by for tasks; a task is a module-level function `(rank, *arguments) -> picklable`."""
+class MpiRankPool(Pool):
+    """Ranks that talk by MPI; all are replaced where one dies, or does not end in time after another's error."""
 
     def __init__(self, launcher: list[str], python: str) -> None:
         """Choose an MPI.
@@ -45,55 +43,34 @@ class MpiRankPool:
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection] = []
         self._count = 0
-
-    def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Run a function on ranks 0 … size-1 of a fresh MPI group; returns their results in order.
-
-        Raises:
-            RankFailed: it raised on some rank. Where a rank died, or did not end within `PATIENCE_S` of another's
-                error, all processes are replaced.
-        """
-        if len(self._connections) < size:
-            self._stop()
-            self._start(max(size, LEAST))
-        meeting = f"task-{next(MEETINGS)}"
-        for rank in range(size):
-            _send(self._connections[rank], (rank, size, meeting, function, arguments))
-        answers = self._collect(size)
-        if any(error for _, error in answers.values()):
-            raise RankFailed([answers[rank][1] for rank in range(size)], list(answers))
-        return [answers[rank][0] for rank in range(size)]
+        self._lost = False
 
     def close(self) -> None:
         """End all processes."""
         self._stop()
         self._folder.cleanup()
 
-    def _collect(self, size: int) -> dict[int, tuple[Any, str | None]]:
-        """The answers of all ranks, in the order in which they came."""
-        waiting = {self._connections[rank]: rank for rank in range(size)}
-        answers: dict[int, tuple[Any, str | None]] = {}
-        deadline: float | None = None
-        lost = False
-        while waiting:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait(list(waiting), left)
-            for connection in ready:
-                assert isinstance(connection, Connection)
-                rank = waiting.pop(connection)
-                try:
-                    answers[rank] = _receive(connection)
-                except (EOFError, ConnectionResetError):
-                    answers[rank], lost = (None, "its process died"), True
-                if answers[rank][1] and deadline is None:
-                    deadline = time.monotonic() + PATIENCE_S
-            if not ready:
-                why = f"did not end within {PATIENCE_S:g} s of another rank's error"
-                answers.update(dict.fromkeys(waiting.values(), (None, why)))
-                waiting, lost = {}, True
-        if lost:
+    def _stand_by(self, size: int) -> list[Connection]:
+        if len(self._connections) < size:
+            self._stop()
+            self._start(max(size, LEAST))
+        return self._connections[:size]
+
+    def _lose(self, rank: int, why: str) -> str:
+        self._lost = True
+        return why
+
+    def _collect(self, connections: list[Connection]) -> dict[int, tuple[Any, str | None]]:
+        answers = super()._collect(connections)
+        if self._lost:
             self._stop(kill=True)
         return answers
+
+    def _send(self, connection: Connection, message: Any) -> None:
+        _send(connection, message)
+
+    def _receive(self, connection: Connection) -> Any:
+        return _receive(connection)
 
     def _start(self, size: int) -> None:
         self._count += 1
@@ -124,7 +101,7 @@ class MpiRankPool:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._process = None
+        self._process, self._lost = None, False
 
 
 @functools.cache

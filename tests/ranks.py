@@ -10,6 +10,7 @@ import multiprocessing
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
@@ -38,40 +39,43 @@ class RankFailed(Exception):
         super().__init__("\n".join(f"rank {rank}: {errors[rank]}" for rank in order if errors[rank]))
 
 
-class RankPool:
+class Pool(ABC):
     """Processes that stand by for tasks; a task is a module-level function `(rank, *arguments) -> picklable`."""
 
-    def __init__(self) -> None:
-        # The ranks are forked from a process that has only imported: importing torch eight times takes half a minute.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "hydra.utils", "dthpc.jobs.train"])
-        self._workers: list[tuple[Any, Connection]] = []
-
     def run(self, size: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Run a function on ranks 0 … size-1 of a fresh Gloo group; returns their results in order.
+        """Run a function on ranks 0 … size-1 of a fresh group; returns their results in order.
 
         Raises:
             RankFailed: it raised on some rank. Ranks that then do not end within `PATIENCE_S` are replaced.
         """
-        while len(self._workers) < size:
-            self._workers.append(self._start())
+        connections = self._stand_by(size)
         meeting = f"task-{next(MEETINGS)}"
-        for rank in range(size):
-            self._workers[rank][1].send((rank, size, meeting, function, arguments))
-        answers = self._collect(size)
+        for rank, connection in enumerate(connections):
+            self._send(connection, (rank, size, meeting, function, arguments))
+        answers = self._collect(connections)
         if any(error for _, error in answers.values()):
             raise RankFailed([answers[rank][1] for rank in range(size)], list(answers))
         return [answers[rank][0] for rank in range(size)]
 
-    def close(self) -> None:
-        """End all processes."""
-        for process, connection in self._workers:
-            connection.close()
-            process.join(timeout=20)
+    @abstractmethod
+    def _stand_by(self, size: int) -> list[Connection]:
+        """Connections to ranks 0 … size-1, which are started where there are too few."""
 
-    def _collect(self, size: int) -> dict[int, tuple[Any, str | None]]:
+    @abstractmethod
+    def _lose(self, rank: int, why: str) -> str:
+        """Take leave of a rank that will not answer; returns what to say of it."""
+
+    @abstractmethod
+    def _send(self, connection: Connection, message: Any) -> None:
+        """Send an object."""
+
+    @abstractmethod
+    def _receive(self, connection: Connection) -> Any:
+        """Receive one."""
+
+    def _collect(self, connections: list[Connection]) -> dict[int, tuple[Any, str | None]]:
         """The answers of all ranks, in the order in which they came."""
-        waiting = {self._workers[rank][1]: rank for rank in range(size)}
+        waiting = {connection: rank for rank, connection in enumerate(connections)}
         answers: dict[int, tuple[Any, str | None]] = {}
         deadline: float | None = None
         while waiting:
@@ -81,20 +85,46 @@ class RankPool:
                 assert isinstance(connection, Connection)
                 rank = waiting.pop(connection)
                 try:
-                    answers[rank] = connection.recv()
+                    answers[rank] = self._receive(connection)
                 except (EOFError, ConnectionResetError):
-                    answers[rank] = (None, self._replace(rank, "its process died"))
+                    answers[rank] = (None, self._lose(rank, "its process died"))
                 if answers[rank][1] and deadline is None:
                     deadline = time.monotonic() + PATIENCE_S
             if not ready:
-                for rank in waiting.values():
-                    why = f"did not end within {PATIENCE_S:g} s of another rank's error"
-                    answers[rank] = (None, self._replace(rank, why))
+                why = f"did not end within {PATIENCE_S:g} s of another rank's error"
+                answers.update({rank: (None, self._lose(rank, why)) for rank in waiting.values()})
                 waiting.clear()
         return answers
 
-    def _replace(self, rank: int, why: str) -> str:
-        """Put a fresh process in a rank's place; returns why."""
+
+class RankPool(Pool):
+    """Ranks that talk by Gloo, each of which can be replaced by itself."""
+
+    def __init__(self) -> None:
+        # The ranks are forked from a process that has only imported: importing torch eight times takes half a minute.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch.distributed", "torch._dynamo", "hydra.utils", "dthpc.jobs.train"])
+        self._workers: list[tuple[Any, Connection]] = []
+
+    def close(self) -> None:
+        """End all processes."""
+        for process, connection in self._workers:
+            connection.close()
+            process.join(timeout=20)
+
+    def _stand_by(self, size: int) -> list[Connection]:
+        while len(self._workers) < size:
+            self._workers.append(self._start())
+        return [connection for _, connection in self._workers[:size]]
+
+    def _send(self, connection: Connection, message: Any) -> None:
+        connection.send(message)
+
+    def _receive(self, connection: Connection) -> Any:
+        return connection.recv()
+
+    def _lose(self, rank: int, why: str) -> str:
+        """Put a fresh process in a rank's place."""
         process, connection = self._workers[rank]
         process.kill()
         process.join()
