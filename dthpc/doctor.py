@@ -84,6 +84,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+_COUNTS = {
+    "--ranks": "ranks on the node (default: one a GPU, or one a memory node)",
+    "--gpus": "GPUs that the ranks use together (default: one each; 0: none)",
+    "--cores-per-rank": "cores of each rank (default: its share)",
+    "--helpers": "cores of each share for data loading and communication threads",
+    "--nics": "NICs of each rank (default: its share of the nearest)",
+}
+"""Options with a whole number, and what it is."""
+
+_TEXTS = {
+    "--reserve": ("CPUS", "0,8", "CPUs left alone, such as 0,8, or the word l3 or numa: the first core of each"),
+    "--cpus": ("CPUS", "0-31", "CPUs that may be used, such as 0-31 (default: all that are allowed)"),
+    "--axes": ("A=N,…", "tp=4", "the layout from the innermost axis, such as tp=4,shard=2: who talks most"),
+}
+"""Options with a text: how it is called, an example, and what it is."""
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = OptionParser(
         bare="--topology",
@@ -100,57 +117,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="texts of another node; -: standard input (default: this node)",
     )
-    add(
-        "--ranks",
-        type=whole("--ranks"),
-        metavar="N",
-        help="ranks on the node (default: one a GPU, or one a memory node)",
-    )
-    add(
-        "--gpus",
-        type=whole("--gpus"),
-        metavar="N",
-        help="GPUs that the ranks use together (default: one each; 0: none)",
-    )
-    add(
-        "--cores-per-rank",
-        type=whole("--cores-per-rank"),
-        metavar="N",
-        help="cores of each rank (default: its share)",
-    )
-    add(
-        "--helpers",
-        type=whole("--helpers"),
-        metavar="N",
-        help="cores of each share for data loading and communication threads",
-    )
-    add(
-        "--smt",
-        type=choice("--smt", SMT),
-        default="one",
-        metavar=f"{{{','.join(SMT)}}}",
-        help="hardware threads of a core (default: one)",
-    )
-    add(
-        "--reserve",
-        type=filled("--reserve", "0,8"),
-        metavar="CPUS",
-        help="CPUs left alone, such as 0,8, or the word l3 or numa: the first core of each",
-    )
-    add(
-        "--cpus",
-        type=filled("--cpus", "0-31"),
-        metavar="CPUS",
-        help="CPUs that may be used, such as 0-31 (default: all that are allowed)",
-    )
+    for option, told in _COUNTS.items():
+        add(option, type=whole(option), metavar="N", help=told)
+    words = f"{{{','.join(SMT)}}}"
+    add("--smt", type=choice("--smt", SMT), default="one", metavar=words, help="threads of a core (default: one)")
+    for option, (metavar, example, told) in _TEXTS.items():
+        add(option, type=filled(option, example), metavar=metavar, help=told)
     add("--visible", metavar="IDS", help="GPUs that may be used, as in CUDA_VISIBLE_DEVICES")
-    add("--nics", type=whole("--nics"), metavar="N", help="NICs of each rank (default: its share of the nearest)")
-    add(
-        "--axes",
-        type=filled("--axes", "tp=4"),
-        metavar="A=N,…",
-        help="the layout from the innermost axis, such as tp=4,shard=2: who talks most",
-    )
     add(
         "--folder",
         type=file("--folder", "runs"),

@@ -100,7 +100,7 @@ def _why_gpu(wish: Wish, units: Sequence[Unit], used: int, moved: bool) -> str:
     if not units:
         return "no GPU is used" if wish.gpus == 0 else "no GPU is there"
     if used < wish.ranks:
-        return f"{used} shared by {wish.ranks} ranks, neighbours together"
+        return f"shared: {used} for {wish.ranks} ranks, neighbours together"
     if moved:
         names = ", ".join(name for name, _ in wish.axes)
         return f"ordered so that ranks that talk most ({names}) sit nearest"

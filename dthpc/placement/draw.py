@@ -48,16 +48,20 @@ def links_between(topology: Topology, gpus: Sequence[Gpu]) -> list[str]:
     return [f"{word}: {', '.join(found[:12])}{', …' if len(found) > 12 else ''}" for word, found in pairs.items()]
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def _head(topology: Topology) -> str:
     counts = []
     if topology.packages:
-        counts.append(f"{len(topology.packages)} packages")
+        counts.append(_count(len(topology.packages), "package"))
     if topology.cores:
         threads = max(len(core.cpus) for core in topology.cores)
-        counts.append(f"{len(topology.cores)} cores of {threads} threads")
+        counts.append(f"{_count(len(topology.cores), 'core')} of {_count(threads, 'thread')}")
     elif topology.existing:
-        counts.append(f"{len(topology.existing)} CPUs")
-    counts.append(f"{len(compute_gpus(topology))} GPUs")
+        counts.append(_count(len(topology.existing), "CPU"))
+    counts.append(_count(len(compute_gpus(topology)), "GPU"))
     allowed = topology.usable_cpus()
     if allowed is not None and topology.existing is not None and allowed != topology.existing:
         counts.append(f"allowed: CPUs {format_cpus(allowed)}")

@@ -63,7 +63,8 @@ def deal_nics(
             for nic in chosen:
                 load[nic.name] += 1
             choices = tuple(_choice(nic, levels[nic.name][sender.rank]) for nic in among if nic in chosen)
-            given[sender.rank] = choices, _why(sender, level, names, chosen, group)
+            why = _why(sender, level, names, chosen, group)
+            given[sender.rank] = choices, "the only one" if level is None and len(fabric) == 1 else why
     return given, notes
 
 
