@@ -48,9 +48,3 @@ def test_nothing_of_scikit_learn_is_imported() -> None:
 def test_a_split_without_training_images_is_refused() -> None:
     with pytest.raises(UserError, match=r"data\.held_out_every=1"):
         Digits(1).prepare()
-
-
-def test_a_missing_package_is_told_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(UserError, match=r"pip install 'dthpc\[images\]'"):
-        Digits().prepare()
