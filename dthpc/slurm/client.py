@@ -115,7 +115,7 @@ class SlurmClient:
                 f"not found on PATH: {', '.join(absent)}; this is no Slurm login node, or its commands are not loaded",
                 key="cluster.kind",
                 value="slurm",
-                instead="run `module load slurm` (or the site's equivalent), or drop +cluster=slurm to train locally",
+                instead="run `module load slurm` (or the site's equivalent), or leave out +cluster=… to train here",
             )
 
     def try_once(self, command: Sequence[str], timeout_s: float | None = None) -> Answer:
@@ -187,7 +187,7 @@ class SlurmClient:
             why = f"Slurm's controller did not answer within {self.patience_s:g} s"
             raise SlurmError(command, answer.said, why, "try again later, or ask `scontrol ping` how it is")
         if _NO_CLUSTER.search(answer.said):
-            instead = "work on a login node of the cluster, or set SLURM_CONF, or drop +cluster=slurm to run here"
+            instead = "work on a login node of the cluster, or set SLURM_CONF, or leave out +cluster=… to train here"
             raise SlurmError(command, "", "Slurm is installed on this machine, but it belongs to no cluster", instead)
         if answer.code != 0:
             raise SlurmError(command, answer.said, f"failed with code {answer.code}")

@@ -43,7 +43,7 @@ def commands(tmp_path: Path) -> Commands:
 
 def test_an_absent_command_says_what_to_do(tmp_path: Path) -> None:
     client = SlurmClient(environment={"PATH": str(tmp_path)})
-    with pytest.raises(UserError, match=r"sbatch, scontrol.*module load slurm.*drop \+cluster=slurm"):
+    with pytest.raises(UserError, match=r"sbatch, scontrol.*module load slurm.*leave out \+cluster="):
         client.require("sbatch", "scontrol")
 
 
