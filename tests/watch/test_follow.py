@@ -223,7 +223,7 @@ def test_ctrl_c_between_two_runs_of_a_sweep_stops_the_sweep(tmp_path: Path, word
         out = Interrupted(words)
         assert follow(first, stop_on_interrupt=True, job=Handle(process), out=out) == 130
         assert "finished       a: step 3/3" in out.getvalue()
-        assert process.wait(30) == 75
+        assert process.wait(120) == 75
         assert survey([second], None)[0].state == "stopped"
     finally:
         process.kill()
@@ -243,7 +243,7 @@ def test_a_second_ctrl_c_kills(tmp_path: Path, keep: Any) -> None:
     os.write(terminal.main, b"\x03")
     terminal.read_until("what was not saved is lost")
     assert terminal.close() in (1, 130)
-    assert keeper.wait(30) != 0
+    assert keeper.wait(120) != 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
@@ -253,7 +253,7 @@ def test_other_ends_of_the_follower_stop_a_local_run_too(tmp_path: Path, keep: A
     terminal = Terminal(run)
     terminal.read_until("step 5/30")
     terminal.process.send_signal(number)
-    assert keeper.wait(30) == 75
+    assert keeper.wait(120) == 75
     assert terminal.close() == 128 + number
 
 
@@ -263,8 +263,8 @@ def test_a_closed_terminal_stops_a_local_run(tmp_path: Path, keep: Any) -> None:
     terminal = Terminal(run)
     terminal.read_until("step 5/30")
     os.close(terminal.main)
-    assert keeper.wait(30) == 75
-    assert terminal.process.wait(30) == 128 + signal.SIGHUP
+    assert keeper.wait(120) == 75
+    assert terminal.process.wait(120) == 128 + signal.SIGHUP
 
 
 def test_who_only_looks_goes_away_and_the_run_goes_on(tmp_path: Path, keep: Any) -> None:
