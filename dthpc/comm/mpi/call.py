@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
+import torch
 from torch import Tensor
 
 _SHOWN = 4
+
+_FOLLOWED = attrgetter("requires_grad")
 
 
 class Call:
@@ -29,10 +33,12 @@ class Call:
     @property
     def requires_gradients(self) -> bool:
         """Whether autograd follows one of the tensors."""
-        for tensor in self._tensors:
-            if tensor.requires_grad:
-                return True
-        return False
+        return any(map(_FOLLOWED, self._tensors))
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where the tensors are; None if there are none."""
+        return self._tensors[0].device if self._tensors else None
 
     @property
     def common(self) -> str:

@@ -21,7 +21,7 @@ from dthpc.comm.mpi.join import join
 from dthpc.comm.mpi.lane import Lane
 from dthpc.comm.mpi.messages import Messages
 from dthpc.comm.mpi.near import near
-from dthpc.comm.mpi.operation import Operation, Request, Steps, briefly, done, unrecorded
+from dthpc.comm.mpi.operation import Operation, Request, Steps, briefly, done, within
 from dthpc.comm.mpi.reducers import Reducers
 from dthpc.comm.mpi.runtime import Runtime
 from dthpc.comm.mpi.work import MPIWork
@@ -385,7 +385,8 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _run(self, call: Call, steps: Steps, result: Any, opts: Any, *, staged: bool = False) -> MPIWork:
         if call.requires_gradients or _any_requires_gradients(result):
-            steps = unrecorded(steps)
+            steps = within(torch.no_grad, steps)
+        steps = _on_stream_of_caller(call, steps)
         if self._checked:
             steps, staged = agreed(call, steps, self._collectives, self._members), True
         synchronous = not getattr(opts, "asyncOp", True)
@@ -414,7 +415,7 @@ class MPIProcessGroup(_ProcessGroup):  # type: ignore[misc]
 
     def _message(self, call: Call, steps: Steps, tensors: list[Tensor]) -> MPIWork:
         if call.requires_gradients:
-            steps = unrecorded(steps)
+            steps = within(torch.no_grad, steps)
         operation = Operation(call, steps, self._lane, self._timeout_s)
         self._lane.submit_now(operation)
         # A small message has often left or come by now; a thread would have to be woken for it.
@@ -429,14 +430,20 @@ def _in_detail() -> bool:
     return bool(torch_says.get_debug_level() == torch_says.DebugLevel.DETAIL)
 
 
+def _on_stream_of_caller(call: Call, steps: Steps) -> Steps:
+    """Have a GPU's tensors waited for on the stream that makes them, whichever thread starts the collective."""
+    device = call.device
+    if device is None or device.type != "cuda":
+        return steps
+    stream = torch.cuda.current_stream(device)
+    return within(lambda: torch.cuda.stream(stream), steps)
+
+
 def _any_requires_gradients(result: Any) -> bool:
     """Whether autograd follows a tensor, or one of those in lists."""
     if isinstance(result, Tensor):
         return result.requires_grad
-    for each in result:
-        if _any_requires_gradients(each):
-            return True
-    return False
+    return any(map(_any_requires_gradients, result))
 
 
 def _listed(tensors: Any) -> list[Tensor]:

@@ -6,9 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
-
-import torch
 
 from dthpc.comm.mpi.call import Call
 from dthpc.comm.mpi.errors import CommunicationTimeout
@@ -52,11 +51,14 @@ def briefly(requests: Sequence[Request] | None, steps: Steps, per_offer: int) ->
     return requests
 
 
-def unrecorded(steps: Steps) -> Steps:
-    """The same steps, without autograd: what they do to tensors that require gradients is no part of a model."""
+def within(context: Callable[[], AbstractContextManager[Any]], steps: Steps) -> Steps:
+    """The same steps, each taken in a context of its own.
+
+    Threads take turns in them, and what torch knows of a thread (its stream, whether autograd records) holds in none of
+    the others, nor between two steps.
+    """
     while True:
-        # Not around the `yield`: the thread may have other things to do meanwhile, and the next step another thread.
-        with torch.no_grad():
+        with context():
             try:
                 requests = next(steps)
             except StopIteration as end:

@@ -145,6 +145,9 @@ def _import() -> Any:
     if "mpi4py.MPI" not in sys.modules:
         package.rc.thread_level = "multiple"
         package.rc.finalize = False
+        # Open MPI would ask UCX about windows, and where there is no fast network that writes an error for each window
+        # and rank. Ours are of one node, which is another component's business.
+        os.environ.setdefault("OMPI_MCA_osc", "^ucx")
     try:
         mpi = importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:

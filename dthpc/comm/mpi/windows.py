@@ -24,6 +24,10 @@ _SHM = "/dev/shm"
 _LARGEST_PART = 8
 """A window may take this part of what /dev/shm has free: one over it."""
 
+_LARGEST_PART_OF_ALL = 2
+"""The same for windows of all ranks of a node: groups beside each other are made at the same time, and see the same
+free."""
+
 
 class Windows:
     """The windows of one process.
@@ -34,6 +38,7 @@ class Windows:
 
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi
+        self._neighbours = min(mpi.COMM_WORLD.Get_size(), os.cpu_count() or 1)
         self._made: dict[tuple[int, ...], list[Exchange]] = {}
         self._free: dict[tuple[int, ...], int] = {}
         self._near: list[frozenset[int]] = []
@@ -63,7 +68,8 @@ class Windows:
             self._free[key] &= ~(1 << number)
             return made[number]
         wanted = window_bytes(len(key))
-        if min(room for _, room in told) < _LARGEST_PART * len(key) * wanted:
+        parts = max(_LARGEST_PART * len(key), _LARGEST_PART_OF_ALL * self._neighbours)
+        if min(room for _, room in told) < parts * wanted:
             return None
         signals = WindowSignals(self._mpi, comm)
         self._signals.append(signals)

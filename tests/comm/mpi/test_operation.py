@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dthpc.comm.mpi.board import Board
 from dthpc.comm.mpi.call import Call
 from dthpc.comm.mpi.errors import CommunicationError, CommunicationTimeout
 from dthpc.comm.mpi.lane import Lane
-from dthpc.comm.mpi.operation import Operation, Steps
+from dthpc.comm.mpi.operation import Operation, Steps, within
 from dthpc.comm.mpi.progress import Progress
 
 
@@ -201,3 +202,17 @@ def test_draining_waits_for_all(lane: Lane) -> None:
     assert not lane.drain(0.02)
     gate.open = True
     assert lane.drain(20)
+
+
+def test_steps_are_taken_in_their_context_and_nothing_between_them() -> None:
+    def steps() -> Steps:
+        yield [Gate()] if torch.is_grad_enabled() else []
+        return torch.is_grad_enabled()
+
+    taken = within(torch.no_grad, steps())
+    assert next(taken) == []
+    assert torch.is_grad_enabled()
+    with pytest.raises(StopIteration) as end:
+        next(taken)
+    assert end.value.value is False
+    assert torch.is_grad_enabled()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mpi_installations import python_of
 from tests.ranks import repository
 
 MPIEXEC = str(Path(sys.executable).parent / "mpiexec")
@@ -170,3 +171,25 @@ def test_a_forked_process_leaves_mpi_alone_at_its_end() -> None:
     )
     assert done.stdout.splitlines() == ["alone"], done.stderr
     assert done.returncode == 0
+
+
+WINDOW = """
+import os, sys
+from dthpc.comm.mpi.runtime import load
+runtime = load(int(os.environ["OMPI_COMM_WORLD_RANK"]), 2)
+assert runtime.windows.take(runtime.mpi.COMM_WORLD, (0, 1)) is not None
+"""
+
+
+def test_open_mpi_makes_windows_without_a_word() -> None:
+    python = python_of("Open MPI")
+    done = subprocess.run(
+        [python.parent / "mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "2", python, "-c", WINDOW],
+        cwd=repository(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "OSC UCX" not in done.stdout + done.stderr
