@@ -35,7 +35,7 @@ def loaded(arguments: str, ranks: int = 0, before: str = "", **environment: str)
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     return done.stdout.splitlines() or [done.stderr]
@@ -114,7 +114,7 @@ def test_mpi_may_have_more_ranks_in_another_order_and_groups_begin_again(tmp_pat
         cwd=repository(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.stdout.splitlines() == ["agreed"] * 2, done.stderr
@@ -140,7 +140,7 @@ def test_an_exception_on_one_rank_ends_the_job_and_not_a_time_out(tmp_path: Path
         cwd=repository(),
         capture_output=True,
         text=True,
-        timeout=60,  # the group's own is half an hour
+        timeout=180,  # the group's own is half an hour
         check=False,
     )
     assert done.returncode != 0
@@ -166,7 +166,7 @@ def test_a_forked_process_leaves_mpi_alone_at_its_end() -> None:
         cwd=repository(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.stdout.splitlines() == ["alone"], done.stderr
@@ -188,7 +188,7 @@ def test_open_mpi_makes_windows_without_a_word() -> None:
         cwd=repository(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr
