@@ -11,7 +11,6 @@ from dthpc.comm.backend import check_choice, wanted_of
 from dthpc.comm.fabric.devices import FABRICS, choose_devices
 from dthpc.comm.fabric.model import NodeNetwork
 from dthpc.comm.fabric.presets import environment_of, needed
-from dthpc.comm.fabric.recognise import from_path
 from dthpc.comm.fabric.settings import DEVICES, SOCKETS, as_address, check_settings
 from dthpc.errors import UserError, nearest
 from dthpc.placement.problem import Problem
@@ -104,6 +103,8 @@ def _lacking(fabric: str, node: NodeNetwork) -> list[Problem]:
 
 
 def _recorded(path: Path) -> NodeNetwork | None:
+    from dthpc.comm.fabric.recognise import from_path  # its readers of texts are many, and few runs name a text
+
     try:
         return from_path(path)[0]
     except (UserError, IndexError):
