@@ -1,15 +1,12 @@
 """Training over MPI by the real command, on this machine and over two nodes of a real Slurm: the bits of a Gloo run.
 
-Two ranks add two numbers in either order, so their sums, and all that follows, must agree to the last bit. The run on
-Slurm, which waits for much, goes on beside those on this machine.
+Two ranks add two numbers in either order, so their sums, and all that follows, must agree to the last bit.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ import pytest
 
 from dthpc.monitor.events import read_events
 from tests.attempt.runs import alive, wait_for
-from tests.conftest import missing_for_slurm
 from tests.integration.trial import STEPS, Trial, submit, write_text
 from tests.mpi_installations import FAMILIES, python_of
 
@@ -62,30 +58,6 @@ def ranks_of(trial: Trial) -> dict[int, int]:
     return found
 
 
-def over_two_nodes(cluster: Any, root: Path) -> Trial:
-    """A run on Slurm, of which a rank is killed, and which is then preempted."""
-    words = (*NODES, "comm=mpi", "checkpoint.every=2", f"cluster.python={python_of('MPICH')}")
-    trial = Trial(root, "two-nodes", *words, gates=GATES, cluster=cluster).submit().held(3)
-    os.kill(ranks_of(trial)[1], signal.SIGKILL)
-    end = trial.end(0)
-    assert (end["cause"], end["decision"]) == ("crash", "requeue")
-    assert "rank 1 was killed by SIGKILL" in end["reason"]
-    trial.open(3).release().held(7)
-    cluster.preempt(trial.job)
-    assert trial.end(1)["cause"] == "preempted"
-    return trial.open(7).release().done()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def on_slurm(root: Path, reference: Trial, request: pytest.FixtureRequest) -> Iterator[Future[Trial] | None]:
-    """That run, started once the first run has packed the data; None where there is no Slurm."""
-    if missing_for_slurm() is not None:
-        yield None
-        return
-    with ThreadPoolExecutor(1) as threads:
-        yield threads.submit(over_two_nodes, request.getfixturevalue("minicluster"), root)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_local_ranks_are_killed_preempted_and_end_with_the_bits_of_gloo(
     family: str, root: Path, reference: Trial
@@ -110,9 +82,18 @@ def test_local_ranks_are_killed_preempted_and_end_with_the_bits_of_gloo(
 
 @pytest.mark.slurm
 def test_over_two_nodes_a_rank_is_killed_the_job_preempted_and_the_bits_are_those_of_gloo(
-    minicluster: Any, on_slurm: Future[Trial], reference: Trial
+    minicluster: Any, root: Path, reference: Trial
 ) -> None:
-    trial = on_slurm.result()
+    words = (*NODES, "comm=mpi", "checkpoint.every=2", f"cluster.python={python_of('MPICH')}")
+    trial = Trial(root, "two-nodes", *words, gates=GATES, cluster=minicluster).submit().held(3)
+    os.kill(ranks_of(trial)[1], signal.SIGKILL)
+    end = trial.end(0)
+    assert (end["cause"], end["decision"]) == ("crash", "requeue")
+    assert "rank 1 was killed by SIGKILL" in end["reason"]
+    trial.open(3).release().held(7)
+    minicluster.preempt(trial.job)
+    assert trial.end(1)["cause"] == "preempted"
+    trial.open(7).release().done()
     assert trial.ends()[-1] == ("finished", "finish")
     assert all("mpi4py" in backend for backend in backends(trial))
     assert "--mpi=pmi2" in (trial.run.path / "launch.json").read_text()
