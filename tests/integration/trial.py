@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -107,11 +108,13 @@ class Trial:
         """Wait until the job is queued again, and may be started.
 
         A slurmd refuses a start in the same second as the kill before ("already killed, do not launch batch job"): it
-        takes it for one that was on its way. The two minutes that are skipped here make sure of that otherwise.
+        takes it for one that was on its way. And a step's manager that ends late takes the socket of the next attempt's
+        step of that name (pmi2) with it. The two minutes that are skipped here make sure of both otherwise.
         """
         self.cluster.wait_job(self.job, "PENDING", seconds=PATIENCE_S)
         killed = datetime.fromisoformat(self.cluster.job(self.job)["SubmitTime"]).timestamp()
         wait_for(lambda: time.time() > killed + 2)
+        wait_for(lambda: not _managed(self.job))
         return self
 
     def done(self, state: str = "COMPLETED") -> Trial:
@@ -187,3 +190,12 @@ def checkpoint_bits(path: Path) -> dict[str, bytes]:
     }
     load(state, storage_reader=reader, no_dist=True)
     return {name: tensor.reshape(-1).view(torch.uint8).numpy().tobytes() for name, tensor in state.items()}
+
+
+def _managed(job: str) -> bool:
+    """Whether some node still has a manager of one of a job's steps."""
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if line.read_bytes().startswith(f"slurmstepd: [{job}.".encode()):
+                return True
+    return False
