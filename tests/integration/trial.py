@@ -99,8 +99,13 @@ class Trial:
         return found
 
     def release(self) -> Trial:
-        """Start the requeued job now instead of in two minutes."""
+        """Start the requeued job now instead of in two minutes.
+
+        A step's manager that ends late would take the socket of the next attempt's step of that name (pmi2) with it, so
+        all must have gone; after two minutes they have.
+        """
         self.requeued()
+        wait_for(lambda: not _managed(self.job))
         self.cluster.release(self.job)
         return self
 
@@ -108,13 +113,11 @@ class Trial:
         """Wait until the job is queued again, and may be started.
 
         A slurmd refuses a start in the same second as the kill before ("already killed, do not launch batch job"): it
-        takes it for one that was on its way. And a step's manager that ends late takes the socket of the next attempt's
-        step of that name (pmi2) with it. The two minutes that are skipped here make sure of both otherwise.
+        takes it for one that was on its way. The two minutes that are skipped here make sure of that otherwise.
         """
         self.cluster.wait_job(self.job, "PENDING", seconds=PATIENCE_S)
         killed = datetime.fromisoformat(self.cluster.job(self.job)["SubmitTime"]).timestamp()
         wait_for(lambda: time.time() > killed + 2)
-        wait_for(lambda: not _managed(self.job))
         return self
 
     def done(self, state: str = "COMPLETED") -> Trial:
