@@ -1,8 +1,7 @@
 """MPI-3 shared windows: memory that the ranks of a node see, for sums that are faster there than in MPI.
 
-MPI's own collectives within a node copy twice, and move data only while somebody calls them, a small piece at a time.
-Through a window the ranks add what lies in each other's caches (`dthpc.comm.shared.exchange`). They tell each other how
-far they are by counters in the window; `MPI_Win_sync` keeps these and the data in order, as section 12.7 of MPI 4.0
+Through a window the ranks add what lies in each other's caches, a piece at a time (`dthpc.comm.shared.exchange`). They
+tell each other how far they are by counters in the window; `MPI_Win_sync` keeps these and the data in order, as section 12.7 of MPI 4.0
 describes the unified memory model.
 """
 
