@@ -1,8 +1,8 @@
 """MPI-3 shared windows: memory that the ranks of a node see, for sums that are faster there than in MPI.
 
 Through a window the ranks add what lies in each other's caches, a piece at a time (`dthpc.comm.shared.exchange`). They
-tell each other how far they are by counters in the window; `MPI_Win_sync` keeps these and the data in order, as section 12.7 of MPI 4.0
-describes the unified memory model.
+tell each other how far they are by counters in the window; `MPI_Win_sync` keeps these and the data in order, as section
+12.7 of MPI 4.0 describes the unified memory model.
 """
 
 from __future__ import annotations
